@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import peak_mib
-from harness.baselines.model import Row
+from harness.baselines.model import BaselineRow
 from harness.baselines.store import load_header, write_baseline
-from harness.commands.merge import Wanted, merge
+from harness.commands.merge import MergeOptions, merge
 from harness.history import layout
 from harness.history.folder import load_history, write_run
 from harness.history.layout import LINES, SCORES, bytes_recorded
@@ -247,7 +247,7 @@ def write_baselines(folder: Path, run: RunRecord, prompts: int) -> None:
             write_json(path, own.model_dump(mode="json"))
 
 
-def _row(row: Row, prompt: str) -> Row:
+def _row(row: BaselineRow, prompt: str) -> BaselineRow:
     return row.model_copy(update={"prompt_id": prompt})
 
 
@@ -289,7 +289,7 @@ def stage_report(folder: Path) -> str:
 
 def stage_merge(folder: Path) -> str:
     halves = [folder / "first", folder / "second"]
-    merged = merge(halves, folder / "merged", Wanted(baselines=folder / "baselines"))
+    merged = merge(halves, folder / "merged", MergeOptions(baselines=folder / "baselines"))
     whole = json.loads((folder / "whole" / "run.json").read_text(encoding="utf-8"))
     if {c.cell for c in merged.run.cells} != {c["cell"] for c in whole["cells"]}:
         raise SystemExit("expected the cells of the whole run in the merged one")

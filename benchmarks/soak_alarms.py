@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from harness.commands.soak.growth import judge_growth
-from harness.commands.soak.model import HARNESS, Tree
+from harness.commands.soak.model import HARNESS, TreeUsage
 from harness.history.verdict import Verdict
 
 TIMES = np.arange(0, 3600, 5.0)
@@ -33,7 +33,7 @@ def memory(rng: np.random.Generator, per_hour: float) -> np.ndarray:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     rng = np.random.default_rng(7)
-    flat = {field: np.full(len(TIMES), 1.0) for field in Tree.model_fields}
+    flat = {field: np.full(len(TIMES), 1.0) for field in TreeUsage.model_fields}
     print("| growth, MiB an hour | flat | cannot tell | leak |\n|---:|---:|---:|---:|")
     for per_hour in GROWTHS:
         found = Counter(

@@ -1,4 +1,5 @@
 """Programs that are not part of the package; run them from a checkout.
 
-``probe_models``: train and export the probe models.
+``probe_models`` trains and exports the probe models, ``drafters`` those of a real chat model. ``structure`` prints
+figures of the code.
 """

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.baselines.diff import describe_change
 from harness.baselines.lookup import Limits, Lookup, describe_difference, differing, free_place, look_up
-from harness.baselines.model import CLOSE_NATS, FORMAT, Again, Baseline, Header, Provenance, Row
+from harness.baselines.model import CLOSE_NATS, FORMAT, Again, Baseline, BaselineRow, Header, Provenance
 from harness.baselines.store import write_baseline
 from harness.errors import UsageError
 from harness.history.acceptance import request_counts
@@ -161,7 +161,7 @@ def _judging(history: History) -> Mapping[str, Any]:
     return found
 
 
-def _near_tie_nats(history: History, collected: Mapping[str, list[Row]]) -> float:
+def _near_tie_nats(history: History, collected: Mapping[str, list[BaselineRow]]) -> float:
     """Return the gap of a near tie between the engines of a recording, in nats: as set, or what the recording shows."""
     given = _judging(history).get("near_tie_nats", 0.02)
     if given is not None or not collected:
@@ -182,7 +182,7 @@ def _rounding(history: History, lineup: str, again: History | None) -> Rounding:
     return Rounding(ways=found)
 
 
-def _require_one_baseline_per_identity(history: History, collected: Mapping[str, list[Row]]) -> None:
+def _require_one_baseline_per_identity(history: History, collected: Mapping[str, list[BaselineRow]]) -> None:
     """Raise UsageError if variants that share an identity, and hence a baseline, gave different rows."""
     seen: dict[str, str] = {}
     for lineup, rows in collected.items():
@@ -196,7 +196,7 @@ def _require_one_baseline_per_identity(history: History, collected: Mapping[str,
             )
 
 
-def _with_known_noise(row: Row, old: Row | None) -> Row:
+def _with_known_noise(row: BaselineRow, old: BaselineRow | None) -> BaselineRow:
     """Return an unchanged row with the A/A result of the old baseline, if the run has no repetition of its own."""
     if row.again is not None or old is None or old.answer != row.answer:
         return row
@@ -231,7 +231,7 @@ def _require_repetition(history: History, again: History) -> None:
             )
 
 
-def _unverified(collected: Mapping[str, list[Row]], known: Collection[str]) -> dict[str, str]:
+def _unverified(collected: Mapping[str, list[BaselineRow]], known: Collection[str]) -> dict[str, str]:
     """Return the lineups whose tokens nothing verifies, with the reason: the plain engine of the same run is missing,
     and a prompt has no known answer (``known``)."""
     return {
@@ -241,7 +241,7 @@ def _unverified(collected: Mapping[str, list[Row]], known: Collection[str]) -> d
     }
 
 
-def _require_same_tokens(collected: Mapping[str, list[Row]], near_tie_nats: float) -> None:
+def _require_same_tokens(collected: Mapping[str, list[BaselineRow]], near_tie_nats: float) -> None:
     """Raise UsageError if speculation changed tokens other than at a near tie of the plain engine."""
     for method, rows in collected.items():
         plain = {r.prompt_id: r for r in collected.get(CellName.of_lineup(method).plain, [])}
@@ -254,7 +254,7 @@ def _require_same_tokens(collected: Mapping[str, list[Row]], near_tie_nats: floa
                 )
 
 
-def _same_tokens(reference: Row, row: Row, near_tie_nats: float) -> bool:
+def _same_tokens(reference: BaselineRow, row: BaselineRow, near_tie_nats: float) -> bool:
     """Return whether tokens are equal, or first differ where the plain engine's top two tokens nearly tied."""
     if row.output_ids == reference.output_ids:
         return True
@@ -269,7 +269,7 @@ def rows_from(
     expected: Mapping[str, tuple[int, ...] | None],
     again: History | None = None,
     in_scenarios: Mapping[str, Observation] = MappingProxyType({}),
-) -> list[Row]:
+) -> list[BaselineRow]:
     """Return baseline rows from a recorded single cell, of prompts that it was not sent cold from ``in_scenarios``.
     Raises UsageError if the recording is incomplete or an output is not the known answer: a reference must not come
     from an engine that is already wrong."""
@@ -302,7 +302,7 @@ def rows_from(
         other = repeated.get(prompt_id)
         gaps = [g for g in leg.top_gaps or () if g is not None]
         rows.append(
-            Row(
+            BaselineRow(
                 prompt_id=prompt_id,
                 prompt_sha256=digest,
                 output_ids=leg.output_ids,
@@ -414,7 +414,9 @@ def _provenance(history: History) -> Provenance:
     )
 
 
-def _write(history: History, method: str, rows: list[Row], folder: Path, kept: int, rounding: Rounding) -> Recorded:
+def _write(
+    history: History, method: str, rows: list[BaselineRow], folder: Path, kept: int, rounding: Rounding
+) -> Recorded:
     identity = identity_in(history, method)
     found = _replaced(history, method, folder)
     old = found.baseline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.baselines.lookup import shortened
-from harness.baselines.model import Baseline, Row
+from harness.baselines.model import Baseline, BaselineRow
 from harness.history.acceptance import pool_counts
 from harness.history.identity import Identity
 from harness.history.token_ids import common_prefix
@@ -22,7 +22,7 @@ def diff(old: Baseline, new: Baseline) -> list[str]:
     return [*fields, *describe_change(old, new.rows, theirs)]
 
 
-def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identity) -> list[str]:
+def describe_change(old: Baseline | None, rows: Sequence[BaselineRow], identity: Identity) -> list[str]:
     """Return one line per difference between ``rows`` and the old baseline."""
     if old is None:
         return [f"new: {len(rows)} prompts"]
@@ -50,7 +50,7 @@ def describe_change(old: Baseline | None, rows: Sequence[Row], identity: Identit
     return out
 
 
-def _acceptance(old: Sequence[Row], new: Sequence[Row], k: int) -> Iterator[str]:
+def _acceptance(old: Sequence[BaselineRow], new: Sequence[BaselineRow], k: int) -> Iterator[str]:
     if not k:
         return
     arms = count_arms(

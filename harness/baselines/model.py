@@ -57,7 +57,7 @@ class Again(Strict):
         return RequestCounts(self.steps, self.accepted_at, "per-request", self.drafted_at or None)
 
 
-class Row(Strict):
+class BaselineRow(Strict):
     """The reference for one prompt."""
 
     prompt_id: str
@@ -117,9 +117,9 @@ class Header(Strict):
 
 class Baseline(Strict):
     header: Header
-    rows: tuple[Row, ...]
+    rows: tuple[BaselineRow, ...]
 
-    def by_prompt(self) -> dict[str, Row]:
+    def by_prompt(self) -> dict[str, BaselineRow]:
         return {r.prompt_id: r for r in self.rows}
 
     @property

@@ -74,7 +74,7 @@ class Band(Strict):
         return words
 
 
-class _File(Strict):
+class _BandsFile(Strict):
     format: Literal[1]
     bands: tuple[Band, ...]
 
@@ -82,7 +82,7 @@ class _File(Strict):
 def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
     """Load all bands. Raises DataError describing the damage."""
     try:
-        return _File.model_validate(yaml_io.load(path)[1]).bands
+        return _BandsFile.model_validate(yaml_io.load(path)[1]).bands
     except ValidationError as error:
         raise DataError(f"published figures {path} are not valid:\n{describe_validation_error(error)}") from error
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.baselines.model import FORMAT, Again, Baseline, Header, Provenance, Row
+from harness.baselines.model import FORMAT, Again, Baseline, BaselineRow, Header, Provenance
 from harness.baselines.summary import summarise
 from harness.errors import DataError
 from harness.history.identity import Identity
@@ -65,7 +65,7 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
     return Baseline(header=header.model_copy(update={"summary": figures}), rows=rows)
 
 
-def _parse(text: str, table: Path) -> tuple[Row, ...]:
+def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
     reader = csv.DictReader(io.StringIO(text))
     if tuple(reader.fieldnames or ()) not in (tuple(COLUMNS), (*COLUMNS, *UP_TO_COLUMNS)):
         raise DataError(
@@ -90,7 +90,7 @@ def _words(values: Iterable[object]) -> str:
     return " ".join("-" if v is None else str(v) for v in values)
 
 
-def _row(raw: dict[str, str]) -> Row:
+def _row(raw: dict[str, str]) -> BaselineRow:
     again = None
     if raw["again_steps"]:
         again = Again(
@@ -102,7 +102,7 @@ def _row(raw: dict[str, str]) -> Row:
             drafted_at=_numbers(raw.get("again_drafted_at", "")),
         )
     close = [pair.split(":") for pair in raw["close"].split()]
-    return Row(
+    return BaselineRow(
         prompt_id=raw["prompt_id"],
         prompt_sha256=raw["prompt_sha256"],
         output_ids=_numbers(raw["output_ids"]),
@@ -116,16 +116,16 @@ def _row(raw: dict[str, str]) -> Row:
     )
 
 
-def _of_again(read: Callable[[Again], object]) -> Callable[[Row], object]:
+def _of_again(read: Callable[[Again], object]) -> Callable[[BaselineRow], object]:
     return lambda row: None if row.again is None else read(row.again)
 
 
-def _close(row: Row) -> str:
+def _close(row: BaselineRow) -> str:
     second = dict(row.runner_ups)
     return _words(f"{at}:{gap}" + (f":{second[at]}" if at in second else "") for at, gap in row.close)
 
 
-COLUMNS: dict[str, Callable[[Row], object]] = {
+COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "prompt_id": lambda r: r.prompt_id,
     "prompt_sha256": lambda r: r.prompt_sha256,
     "output_tokens": lambda r: len(r.output_ids),
@@ -144,14 +144,14 @@ COLUMNS: dict[str, Callable[[Row], object]] = {
 """What each column has of a row, None for nothing: ``accepted`` the accepted drafts of every verify step; lists are
 numbers separated by spaces, in ``gaps`` with ``-`` for one that is not known, and ``close`` is a list of
 ``index:gap:runner-up``, the last if it is known."""
-UP_TO_COLUMNS: dict[str, Callable[[Row], object]] = {
+UP_TO_COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "drafted": lambda r: _words(r.drafted),
     "again_drafted_at": lambda r: _words(r.again.drafted_at if r.again else ()),
 }
 """Columns that only files of methods that draft up to k tokens a step have."""
 
 
-def _text(rows: Sequence[Row]) -> str:
+def _text(rows: Sequence[BaselineRow]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = COLUMNS | (UP_TO_COLUMNS if any(r.drafted for r in rows) else {})
@@ -161,7 +161,11 @@ def _text(rows: Sequence[Row]) -> str:
 
 
 def write_baseline(
-    path: Path, identity: Identity, provenance: Provenance, rows: Sequence[Row], rounding: Rounding | None = None
+    path: Path,
+    identity: Identity,
+    provenance: Provenance,
+    rows: Sequence[BaselineRow],
+    rounding: Rounding | None = None,
 ) -> None:
     """Write both files of a baseline; ``path`` is the ``.json`` one. Rows keep the order of the prompt set."""
     text = _text(rows)

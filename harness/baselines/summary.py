@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.baselines.model import Row, noise_floor
+from harness.baselines.model import BaselineRow, noise_floor
 from harness.history.acceptance import pool_counts
 from harness.stats.paired import Arms, count_arms, ratio
 
 CONFIDENCE = 0.99
 
 
-def summarise(rows: Sequence[Row], k: int) -> dict[str, Any]:
+def summarise(rows: Sequence[BaselineRow], k: int) -> dict[str, Any]:
     """Return counts, rates with intervals, both acceptance lengths, the design effect and the A/A differences."""
     gaps = [r.min_top_gap for r in rows if r.min_top_gap is not None]
     out: dict[str, Any] = {
@@ -36,7 +36,7 @@ def summarise(rows: Sequence[Row], k: int) -> dict[str, Any]:
     return out
 
 
-def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
+def _again(rows: Sequence[BaselineRow]) -> dict[str, Any] | None:
     again = [r.again for r in rows if r.again is not None]
     if not again:
         return None
@@ -51,7 +51,7 @@ def _again(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def baseline_arms(rows: Sequence[Row], k: int) -> Arms:
+def baseline_arms(rows: Sequence[BaselineRow], k: int) -> Arms:
     """Return the reference and its repetition (A/A) as two arms with one column per draft position.
 
     Rows without a repetition have no trials in the second arm.

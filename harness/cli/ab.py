@@ -64,8 +64,8 @@ def ab_command(
             f"{' for both' if head else ''}; `harness aa` compares equal engines"
         )
     from harness.commands.ab import PAGE, attached, conclusion, record_both, started, with_references
-    from harness.commands.bisect.environments import engine_python
-    from harness.reports.beyond import print_comparison
+    from harness.engines.builds import engine_python
+    from harness.reports.across_runs import print_comparison
     from harness.runner.run import require_free
     from harness.util.progress import Reporter
 

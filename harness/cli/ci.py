@@ -97,6 +97,6 @@ def engines(
     device: Annotated[Literal["cpu", "gpu"], typer.Option("--device", help="What the engines run on.")] = "cpu",
 ) -> None:
     """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
-    from harness.commands.bisect.environments import engine_python
+    from harness.engines.builds import engine_python
 
     print(engine_python("VLLM", vllm, device, lambda words: typer.echo(f"harness: {words}", err=True)))

@@ -348,7 +348,10 @@ def bisect_command(
     are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
     """
     run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
-    from harness.commands.bisect.environments import (
+    from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
+    from harness.commands.bisect.run import bisect as search_versions
+    from harness.commands.repro import MOST_TRIES
+    from harness.engines.builds import (
         DISTRIBUTIONS,
         in_order,
         installed,
@@ -356,9 +359,6 @@ def bisect_command(
         release,
         released_versions,
     )
-    from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
-    from harness.commands.bisect.run import bisect as search_versions
-    from harness.commands.repro import MOST_TRIES
     from harness.runner.run import new_folder
     from harness.util.progress import Reporter
 

@@ -129,7 +129,7 @@ def report_command(
 
 
 def _compare(first: Path, second: Path, page: Path, references: References, as_json: bool) -> None:
-    from harness.reports.beyond import print_comparison, render_comparison
+    from harness.reports.across_runs import print_comparison, render_comparison
     from harness.reports.compare import compare_runs
     from harness.util.files import write_atomic
 
@@ -166,7 +166,7 @@ def trend_command(
     The exit code is 0 whatever the verdicts of the runs.
     """
     from harness.judging.references import References
-    from harness.reports.beyond import print_trend, render_trend
+    from harness.reports.across_runs import print_trend, render_trend
     from harness.reports.trend import load_trend
     from harness.util.files import write_atomic
 
@@ -223,12 +223,14 @@ def merge_command(
     cell was recorded twice, the more complete recording counts, or else the earlier one: a retry is not a second
     chance. The exit code is that of the verdict.
     """
-    from harness.commands.merge import Wanted, merge
+    from harness.commands.merge import MergeOptions, merge
     from harness.judging.references import References
     from harness.reports.judge_run import judge_and_report
 
     history = merge(
-        folders, out, Wanted(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known)
+        folders,
+        out,
+        MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known),
     )
     _end(judge_and_report(history, References(baselines, known), carrying=True), as_json)
 

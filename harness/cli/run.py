@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from harness.engines.executor import Executor, ExecutorChoice
     from harness.engines.flags import EngineFlags
     from harness.reports.judge_run import Outcome
-    from harness.supervision.apart import Tell
+    from harness.supervision.run_in_child import Tell
     from harness.util.progress import Reporter
     from harness.workload.prepare import Prepared
 
@@ -178,7 +178,7 @@ def run_command(
     if resume is not None:
         _resume(resume, engine_python, flags, choice, base_port, part)
     if prepare_first:
-        from harness.commands.missing import make_missing
+        from harness.commands.prepare_profile import make_missing
 
         make_missing(profile, lambda words: typer.echo(f"harness: {words}", err=True), engine_python)
     prepared = prepare(profile, cell or [], scenario or [])
@@ -269,7 +269,7 @@ def _warn(reporter: Reporter) -> None:
 
 def _apart(choice: ExecutorChoice) -> Tell:
     """Go on in a process of its own where Ray could end this one."""
-    from harness.supervision.apart import continue_in_child
+    from harness.supervision.run_in_child import continue_in_child
 
     return continue_in_child("the run on Ray") if choice.name == "ray" else lambda _: None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.baselines.model import Header
-    from harness.commands.doctor import Item
+    from harness.commands.doctor import Examined
     from harness.judging.findings import Finding
     from harness.judging.power import Sensitivity
     from harness.profiles.hub import Hub
@@ -265,7 +265,7 @@ def models(
     }
 
 
-def doctor(profile: str, items: Sequence[Item]) -> dict[str, Any]:
+def doctor(profile: str, items: Sequence[Examined]) -> dict[str, Any]:
     """Return what a machine has: of ``doctor``."""
     return {
         "profile": profile,

@@ -127,11 +127,11 @@ def soak_command(
     undecided, e.g. after a soak of less than 25 minutes.
     """
     from harness.commands.soak.report import print_soak
-    from harness.commands.soak.run import Wanted, prepare_soak, soak
+    from harness.commands.soak.run import SoakOptions, prepare_soak, soak
 
     prepared = prepare_soak(profile, cell)
     flags = flags_for(prepared, engine_arg, engine_env)
-    ended = soak(prepared, Wanted(minutes, concurrency), out, engine_python, flags)
+    ended = soak(prepared, SoakOptions(minutes, concurrency), out, engine_python, flags)
     console = make_console()
     print_soak(ended.result, console)
     words = f"no report: {ended.unwritten}" if ended.unwritten else f"report: {ended.folder / 'soak.html'}"

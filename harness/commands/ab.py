@@ -21,7 +21,7 @@ from harness.judging.references import References
 from harness.profiles.cells import CellName, make_plan
 from harness.profiles.model import Profile
 from harness.prompts.model import Prompt
-from harness.reports.beyond import render_comparison
+from harness.reports.across_runs import render_comparison
 from harness.reports.compare import Comparison, compare_runs
 from harness.runner.options import RunOptions
 from harness.runner.run import new_folder

@@ -109,7 +109,7 @@ _UNKNOWN_REQUEST_S = 10.0
 Device = Literal["cpu", "gpu"]
 
 
-class Wanted(NamedTuple):
+class InitOptions(NamedTuple):
     """What the user said."""
 
     target: str
@@ -130,7 +130,7 @@ class Written(NamedTuple):
     """What the user has to know, such as models that are not pinned."""
 
 
-def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
+def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
     """Return the text of a profile, and notes; the hub is asked for commits, and may be out of reach. Raises UsageError
     for what does not fit together, and ProfileError for models that do not exist."""
     for problem in _problems(wanted, out):
@@ -173,7 +173,7 @@ def new_profile(wanted: Wanted, out: Path | None, hub: Hub) -> Written:
     return Written(text, (*notes, *more))
 
 
-def _problems(wanted: Wanted, out: Path | None) -> Iterator[str]:
+def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     method, drafter, drafts = wanted.method, wanted.drafter, wanted.drafts
     if out is not None and out.exists():
         yield f"--out {out}: expected a file that does not exist yet, found it; name another one, or remove it"
@@ -206,7 +206,7 @@ def _problems(wanted: Wanted, out: Path | None) -> Iterator[str]:
         yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {_name(wanted.name)}"
 
 
-def _per_stratum(wanted: Wanted) -> int:
+def _per_stratum(wanted: InitOptions) -> int:
     """Return so many prompts that the tests of a GPU profile could show what it must detect."""
     if wanted.device == "cpu":
         return 4
@@ -237,7 +237,7 @@ def _scalar(value: Any) -> str:
     )
 
 
-def _method(wanted: Wanted, drafter: str | None, drafts: int) -> str:
+def _method(wanted: InitOptions, drafter: str | None, drafts: int) -> str:
     if not drafts:
         return ""
     raw: dict[str, Any] = {"kind": wanted.method}
@@ -273,7 +273,7 @@ def _from(path: Path, folder: Path) -> str:
     return near if near.startswith("../") else f"./{near}"
 
 
-def _request_s(wanted: Wanted, max_tokens: int) -> float:
+def _request_s(wanted: InitOptions, max_tokens: int) -> float:
     """Return about how long a request takes on a CPU: a token reads all weights, which are float32 there."""
     files = list(Path(wanted.target).glob("*.safetensors")) if wanted.device == "cpu" else []
     if not files:

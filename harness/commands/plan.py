@@ -12,9 +12,9 @@ from rich.table import Table
 from harness.engines.inventory import Inventory, gpu_inventory, jobs_of, sharing_note, too_few_to_part
 from harness.history.records import COLD
 from harness.history.rounding import MULTIPLE
-from harness.judging.power import Row, Sensitivity, lookups_now, sensitivity
+from harness.judging.detection import Detectable, Sample
+from harness.judging.power import PowerRow, Sensitivity, lookups_now, sensitivity
 from harness.judging.rounding import measurement
-from harness.judging.sight import Sample, Seen
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.model import Profile, read_profile, references_of
@@ -241,7 +241,7 @@ def _prompts(sample: Sample) -> str:
     return f"{sample.prompts} ({sample.units} texts)" if sample.units < sample.prompts else str(sample.prompts)
 
 
-def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
+def _size(row: PowerRow, smallest: float | None, found: Sensitivity) -> str:
     if row.noise is None:
         return "–"
     if smallest is None:
@@ -253,7 +253,7 @@ def _size(row: Row, smallest: float | None, found: Sensitivity) -> str:
     return f"{smallest:.2f} points" + ("" if row.noise.measured else " (assumed)")
 
 
-def _in_stratum(row: Row, found: Sensitivity) -> str:
+def _in_stratum(row: PowerRow, found: Sensitivity) -> str:
     seen = found.in_stratum(row)
     if seen is None or row.weakest is None:
         return "–"
@@ -262,7 +262,7 @@ def _in_stratum(row: Row, found: Sensitivity) -> str:
     return f"{shown} ({stratum}, {sample.units})"
 
 
-def _answers(seen: Seen) -> str:
+def _answers(seen: Detectable) -> str:
     return f"{_percent(seen.share)} %, at least {seen.prompts:.0f}" if math.isfinite(seen.share) else "none"
 
 

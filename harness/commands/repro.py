@@ -31,8 +31,8 @@ from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_trusted
 from harness.prompts.model import Prompt, load_prompts
 from harness.reports.judge_run import assess, judge_and_report
+from harness.reports.next_steps import asked_by
 from harness.reports.summary import RunSummary
-from harness.reports.suspects import asked_by
 from harness.runner.kv_scrub import Scrubber
 from harness.runner.record_cells import record_cells
 from harness.runner.run import new_folder, prepared_recorder

@@ -24,8 +24,8 @@ from harness.engines.inventory import Inventory
 from harness.engines.places import Places
 from harness.engines.server_info import ServerInfo, ask
 from harness.errors import EngineDiedError, UsageError
+from harness.history.engine_interfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.history.records import ATTACHED, EngineRecord
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Device, Placement

@@ -11,7 +11,7 @@ from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.errors import EngineStartError
-from harness.history.surfaces import PER_REQUEST
+from harness.history.engine_interfaces import PER_REQUEST
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
 from harness.profiles.kv_layout import recurrent, target_config

@@ -15,7 +15,7 @@ _STEP_TOKENS = re.compile(
 )
 
 
-class Facts(NamedTuple):
+class LogFacts(NamedTuple):
     """What is known of an engine's set-up; None is what is not."""
 
     model_runner: str | None
@@ -24,9 +24,9 @@ class Facts(NamedTuple):
     """Most tokens of one step."""
 
 
-def facts_in(log: str) -> Facts:
+def facts_in(log: str) -> LogFacts:
     """Return what the log of an engine tells."""
-    return Facts(model_runner(log), attention_backend(log), step_tokens(log))
+    return LogFacts(model_runner(log), attention_backend(log), step_tokens(log))
 
 
 def model_runner(log: str) -> str:

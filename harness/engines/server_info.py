@@ -11,7 +11,7 @@ import httpx
 
 from harness.engines.counters import ALL
 from harness.engines.http import get
-from harness.engines.log_facts import Facts
+from harness.engines.log_facts import LogFacts
 from harness.profiles.cells import Role
 from harness.profiles.methods import NoSpeculation
 from harness.profiles.model import Method, Profile
@@ -49,11 +49,11 @@ class ServerInfo(NamedTuple):
         return found
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> LogFacts:
         """What the log of an engine tells that the harness starts."""
         steps = [self.say(f"scheduler_config.max_num_{kind}_tokens") for kind in ("batched", "scheduled")]
         runner = self.variables.get("VLLM_USE_V2_MODEL_RUNNER")
-        return Facts(
+        return LogFacts(
             model_runner=_RUNNERS.get(runner) if isinstance(runner, bool) else None,
             attention_backend=None,
             step_tokens=min((n for n in steps if isinstance(n, int)), default=None),

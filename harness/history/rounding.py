@@ -76,14 +76,14 @@ class Rounding(Strict):
         return Rounding(ways=most)
 
 
-class Pair(NamedTuple):
+class AnswerPair(NamedTuple):
     """Two answers to the same prompt, the second computed another way."""
 
     usual: Leg
     other: Leg
 
 
-def way_of(pairs: Iterable[Pair]) -> Way | None:
+def way_of(pairs: Iterable[AnswerPair]) -> Way | None:
     """Compare answers. Return None where no token could be compared."""
     moved: list[float] = []
     answers = parted = 0
@@ -146,12 +146,12 @@ def measured(
     """
     usual = {o.prompt_id: o.final for o in answers if o.scenario == COLD and o.form == "ids" and _whole(o)}
     scored = {o.sent_ids: o.final for o in scores if o.final is not None and o.final.rescored_logprobs is not None}
-    pairs: dict[WayName, list[Pair]] = {"prefill": [], **{way: [] for way in ASIDE}}
+    pairs: dict[WayName, list[AnswerPair]] = {"prefill": [], **{way: [] for way in ASIDE}}
     for o in (*answers, *(o for o in aside if o.part == HELD_AGAINST)):
         if not _whole(o) or o.final is None or o.temperature or o.feature is not None:
             continue
         if (score := scored.get((*o.sent_ids, *(o.final.output_ids or ())))) is not None:
-            pairs["prefill"].append(Pair(o.final, score))
+            pairs["prefill"].append(AnswerPair(o.final, score))
     named = {number: way for way, number in ASIDE.items()}
     donors: dict[tuple[int, str], Leg] = {}
     # By themselves, in the cell or beside it.
@@ -166,7 +166,7 @@ def measured(
         reference = donors.get((o.instance, o.prompt_id)) or alone.get(o.prompt_id)
         if way is None or reference is None or (way == "hit" and not _left_one_row(o)):
             continue
-        pairs[way].append(Pair(reference, o.final))
+        pairs[way].append(AnswerPair(reference, o.final))
     return {way: found for way, of in pairs.items() if (found := way_of(of)) is not None}
 
 
@@ -174,7 +174,7 @@ def compared(usual: Mapping[str, Observation], other: Mapping[str, Observation])
     """Return how the answers of a cell, or of one recording of it, differ from those of another; None where nothing can
     be compared."""
     return way_of(
-        Pair(ours.final, o.final)
+        AnswerPair(ours.final, o.final)
         for key, o in other.items()
         if (ours := usual.get(key)) is not None and _whole(ours) and _whole(o)
         if ours.final is not None and o.final is not None

@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     """Whether the change is in single answers, too few for a test over all of them."""
 
 
-class Row(NamedTuple):
+class Rule(NamedTuple):
     """One row: the facts that must all hold, the verdict and the reason."""
 
     when: dict[str, object]
@@ -41,22 +41,22 @@ class Row(NamedTuple):
     why: str
 
 
-TABLE: tuple[Row, ...] = (
-    Row({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
-    Row({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
-    Row({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
-    Row({"few": True}, Verdict.SUSPECT, "rounding cannot make this, and no test over all requests sees single ones"),
-    Row({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
-    Row(
+TABLE: tuple[Rule, ...] = (
+    Rule({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
+    Rule({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
+    Rule({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
+    Rule({"few": True}, Verdict.SUSPECT, "rounding cannot make this, and no test over all requests sees single ones"),
+    Rule({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
+    Rule(
         {"second_stage": "not confirmed"},
         Verdict.SUSPECT,
         "failed once, passed on fresh prompts and engines: run it again; failing in another run is a finding",
     ),
-    Row({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
-    Row({"against": "known answer"}, Verdict.REGRESSION, "the right answer is known, so every other one is wrong"),
-    Row({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
-    Row({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
-    Row({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),
+    Rule({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
+    Rule({"against": "known answer"}, Verdict.REGRESSION, "the right answer is known, so every other one is wrong"),
+    Rule({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
+    Rule({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
+    Rule({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),
 )
 
 

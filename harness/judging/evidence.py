@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Baseline, Row
+from harness.baselines.model import Baseline, BaselineRow
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
@@ -37,7 +37,7 @@ class CellView(RecordedCell):
             return f"the baseline of {lineup} was not looked up"
         return lookup.baseline or lookup.reason
 
-    def rows(self, lineup: str) -> dict[str, Row]:
+    def rows(self, lineup: str) -> dict[str, BaselineRow]:
         """Return the rows of a lineup's baseline by prompt; empty without one."""
         baseline = self.baseline_or_reason(lineup)
         return {} if isinstance(baseline, str) else baseline.by_prompt()

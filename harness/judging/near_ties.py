@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.baselines.model import NOISE_QUANTILE, Again, Row, noise_floor
+from harness.baselines.model import NOISE_QUANTILE, Again, BaselineRow, noise_floor
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import Divergence, compare
 from harness.judging.evidence import CellView
 from harness.judging.rounding import bounds, near_tie_in_crowds
 
 _RESOLUTION_NATS = 5e-4
-"""Half of the last digit of ``Row.min_top_gap``."""
+"""Half of the last digit of ``BaselineRow.min_top_gap``."""
 
 
 def _plain_again(cell: CellView) -> list[Again]:
@@ -54,7 +54,7 @@ def parting(
     o: Observation,
     wanted: tuple[int, ...],
     plain: Leg | None,
-    row: Row | None,
+    row: BaselineRow | None,
     recorded: bool = False,
 ) -> Divergence | None:
     """Return where an answer parts from the plain engine's tokens ``wanted``; None if it does not.

@@ -16,8 +16,8 @@ from harness.history.records import COLD
 from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.model import TestName, required
 from harness.judging.checks.pooled import COLUMNS
+from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.recorded_cell import CHUNKS_SLACK
-from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile, reason_for
 from harness.profiles.scenarios import Crowd
@@ -63,7 +63,7 @@ class Noise(NamedTuple):
 ASSUMED = Noise(ASSUMED_SD, ASSUMED_STEPS, ASSUMED_RATE, False)
 
 
-class Row(NamedTuple):
+class PowerRow(NamedTuple):
     """The tests of one cell in one scenario, and their prompts."""
 
     cell: str
@@ -92,7 +92,7 @@ class Together(NamedTuple):
 
 class Sensitivity(NamedTuple):
     judging: Judging
-    rows: tuple[Row, ...]
+    rows: tuple[PowerRow, ...]
     pooled: Mapping[str, Together] = {}
     """By scenario: all P/D cells cold that have their single engine in the run, if there are any, and all cells that
     are sent a scenario."""
@@ -112,7 +112,7 @@ class Sensitivity(NamedTuple):
         """Level of each of them at the first step of Holm."""
         return self.judging.stage_alpha / max(1, self.registered) if self.normal else 0.0
 
-    def smallest(self, row: Row) -> float | None:
+    def smallest(self, row: PowerRow) -> float | None:
         """Return the smallest change of the rate at position 0 that the row can detect, in percentage points; None if
         it does not judge acceptance, or in the bitwise tier without a baseline."""
         if row.noise is None:
@@ -121,14 +121,14 @@ class Sensitivity(NamedTuple):
             return 100 / row.steps if row.steps else None
         return 100 * self._in_rate(row, row.noise, row.sample).share
 
-    def in_stratum(self, row: Row) -> Seen | None:
+    def in_stratum(self, row: PowerRow) -> Detectable | None:
         """Return what the row sees of acceptance in its weakest stratum alone; None if there is only one, or in the
         bitwise tier."""
         if row.noise is None or row.weakest is None or not self.normal:
             return None
         return self._in_rate(row, row.noise, row.weakest[1])
 
-    def in_answers(self, row: Row) -> Seen:
+    def in_answers(self, row: PowerRow) -> Detectable:
         """Return what the row sees of answers that are right or wrong, if equal runs agree."""
         shows = row.noise.rate if row.noise is not None and "first-step" in row.tests else 1.0
         return seen_in_answers(0.0, row.sample, self._level(1), shows)
@@ -138,7 +138,7 @@ class Sensitivity(NamedTuple):
         """Level of each test of many cells together."""
         return self.judging.pooled_alpha / max(1, len(self.pooled))
 
-    def in_all(self, scenario: str = COLD) -> Seen | None:
+    def in_all(self, scenario: str = COLD) -> Detectable | None:
         """Return what all cells together see of wrong answers in a scenario, if equal runs agree; None without such a
         test."""
         if scenario not in self.pooled or not self.normal:
@@ -146,7 +146,7 @@ class Sensitivity(NamedTuple):
         level = Level(self.pooled_alpha, self.pooled_columns, self.judging.power)
         return seen_in_answers(0.0, self.pooled[scenario].sample, level)
 
-    def _in_rate(self, row: Row, noise: Noise, sample: Sample) -> Seen:
+    def _in_rate(self, row: PowerRow, noise: Noise, sample: Sample) -> Detectable:
         sd, steps = noise.of_text(sample.copies)
         floor = Floor(self.judging.floor_points / 100, row.slack, self.judging.confidence)
         return seen_in_rate(sd, noise.rate, steps, sample, self._level(row.columns), floor)
@@ -179,7 +179,7 @@ class Sensitivity(NamedTuple):
                 out[reason] = list(together.cells)
         return {reason: list(dict.fromkeys(cells)) for reason, cells in out.items()}
 
-    def needed(self, row: Row, effect_points: float) -> int | None:
+    def needed(self, row: PowerRow, effect_points: float) -> int | None:
         """Return how many texts, each sent as often as now, detect an effect of ``effect_points`` percentage points;
         None if acceptance is not judged."""
         if row.noise is None:
@@ -284,7 +284,7 @@ def lookups_of(
     }
 
 
-def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[Row]:
+def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> list[PowerRow]:
     cell = work.cell
     singles = [w for w in prepared.works if w.cell.id == cell.name.single]
     has_plain = any(w.cell.id == cell.name.reference and w.items for w in prepared.works)
@@ -311,7 +311,7 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
         sample = _smaller(*map(_sample, stages))
         noise = _noise(baseline, prompts, k) if k else None
         slack = CHUNKS_SLACK if isinstance(configured.get(scenario), Crowd) else 0.0
-        out.append(Row(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest, slack))
+        out.append(PowerRow(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest, slack))
     return out
 
 

@@ -29,7 +29,7 @@ _NEEDED = {
 """Keys that narrow an entry and have no default, each with what is expected."""
 
 
-class Place(Protocol):
+class FindingLocation(Protocol):
     """The location of a finding, which is all that an entry needs to know about it."""
 
     @property
@@ -113,7 +113,7 @@ class KnownDefect(Strict):
         except InvalidVersion:
             return False
 
-    def covers_place(self, finding: Place) -> bool:
+    def covers_place(self, finding: FindingLocation) -> bool:
         return (
             matches_any(finding.cell, self.cells)
             and matches_any(finding.scenario, self.scenarios)
@@ -122,7 +122,7 @@ class KnownDefect(Strict):
             and (finding.last_step or not self.last_step)
         )
 
-    def _covers_strata(self, finding: Place) -> bool:
+    def _covers_strata(self, finding: FindingLocation) -> bool:
         if "*" in self.strata:
             return True
         if finding.stratum is not None:
@@ -137,7 +137,7 @@ def _everything(patterns: Iterable[str]) -> bool:
     return any(not any(c.isalnum() for c in p) for p in patterns)
 
 
-class _File(Strict):
+class _DefectsFile(Strict):
     format: Literal[1]
     defects: tuple[KnownDefect, ...] = ()
 
@@ -175,7 +175,7 @@ def load_known(path: Path | None) -> KnownDefects | None:
         reason = " ".join(str(error).split())
         raise DataError(f"expected failures {path}: expected YAML, but it cannot be read: {reason}") from error
     try:
-        file = _File.model_validate(raw)
+        file = _DefectsFile.model_validate(raw)
     except ValidationError as error:
         raise DataError(f"expected failures {path} is not valid:\n{describe_validation_error(error)}") from error
     ids = [d.id for d in file.defects]

@@ -67,7 +67,7 @@ class Published(NamedTuple):
     high: float
 
 
-class Step(NamedTuple):
+class StepMean(NamedTuple):
     """Mean accepted drafts at one step since the hand-off, over the aligned or unaligned prompts of one cell."""
 
     cell: str
@@ -92,7 +92,7 @@ class Figures(NamedTuple):
     smallest_changes: tuple[SmallestChange, ...]
     """One per speculative cell."""
     published: tuple[Published, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StepMean, ...]
     survival: tuple[Survival, ...]
     equal_runs: tuple[Survival, ...]
     """Survival between two equal runs of each method (A/A of its baseline); ``cell`` is the method."""
@@ -131,7 +131,7 @@ class _Cell(NamedTuple):
 
     positions: tuple[Position, ...]
     smallest_change: SmallestChange | None
-    steps: tuple[Step, ...]
+    steps: tuple[StepMean, ...]
     survival: tuple[Survival, ...]
 
 
@@ -238,7 +238,7 @@ def _published(history: History, views: Sequence[RecordedCell]) -> Iterable[Publ
                 yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 
 
-def _steps(view: RecordedCell) -> Iterable[Step]:
+def _steps(view: RecordedCell) -> Iterable[StepMean]:
     """Average accepted drafts by step, separately for prompts that end on a block boundary (aligned) and others."""
     groups: dict[str, list[tuple[int, ...]]] = {"aligned": [], "unaligned": []}
     answered = view.answered()
@@ -248,7 +248,7 @@ def _steps(view: RecordedCell) -> Iterable[Step]:
     for name, accepted in groups.items():
         for order, (step, requests, mean) in enumerate(by_step(accepted)):
             if requests:
-                yield Step(view.id, name, step, order, requests, round(mean, 4))
+                yield StepMean(view.id, name, step, order, requests, round(mean, 4))
 
 
 # --- survival of identity --------------------------------------------------------------------------------------------

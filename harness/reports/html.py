@@ -37,10 +37,10 @@ from harness.prompts.lengths import Stratum
 from harness.reports.aa_result import AgainstItself
 from harness.reports.causes import causes_of, consequences
 from harness.reports.charts import Chart, charts_of
+from harness.reports.next_steps import asked_by, shown_folder
 from harness.reports.prompts import changes, page_data
 from harness.reports.selftest_result import SelfTest, matrix_columns
 from harness.reports.summary import RunSummary, can_be_tried
-from harness.reports.suspects import asked_by, shown_folder
 from harness.reports.timeline import timeline_of
 from harness.util import json_io
 from harness.util.files import ends_of

@@ -62,14 +62,14 @@ Place = tuple[str, str, str, str]
 """Cell, scenario, form and key of a request."""
 
 
-class Side(NamedTuple):
+class HandOffSide(NamedTuple):
     """What one engine reported about its part in a hand-off, as names and values for display."""
 
     name: str
     facts: tuple[tuple[str, str], ...]
 
 
-class Row(NamedTuple):
+class PromptRow(NamedTuple):
     place: Place
     prompt_id: str
     length: int
@@ -90,7 +90,7 @@ class Row(NamedTuple):
     prompt: tuple[int, ...]
     expected: tuple[int, ...]
     output: tuple[int, ...]
-    sides: tuple[Side, ...]
+    sides: tuple[HandOffSide, ...]
     """The engines that served the request, in order; empty where nothing was found."""
     error: str
 
@@ -111,7 +111,7 @@ class Heat:
     unequal: int = 0
     """Requests whose tokens differ from the reference, or were compared with nothing."""
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PromptRow) -> None:
         self.requests += 1
         self.prompts += row.place[2] == "ids"
         self.unequal += not row.compared or row.parted is not None
@@ -141,7 +141,7 @@ class Heat:
 class Prompts(NamedTuple):
     """All requests of a run, the gravest findings first."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PromptRow, ...]
     left_out: int
     """Requests that have no row, because there are too many."""
     pieces: dict[int, str]
@@ -151,7 +151,7 @@ class Prompts(NamedTuple):
     by_stratum: dict[str, dict[str, Heat]]
     """The same by cell and stratum."""
 
-    def find(self, finding: Finding) -> Row | None:
+    def find(self, finding: Finding) -> PromptRow | None:
         """Return the row of the request that a finding is about."""
         place = place_of(finding)
         return next((r for r in self.rows if r.place == place), None)
@@ -175,8 +175,8 @@ def prompts_of(history: History, judgement: Judgement, baselines: Mapping[str, L
         if any(not f.prompt_id for f in result.findings) or (result.verdict is Verdict.UNKNOWN and not result.findings)
     }
     count = 0
-    telling: list[Row] = []
-    others: list[Row] = []
+    telling: list[PromptRow] = []
+    others: list[PromptRow] = []
     by_length: dict[str, dict[int, Heat]] = defaultdict(lambda: defaultdict(Heat))
     by_stratum: dict[str, dict[str, Heat]] = defaultdict(lambda: defaultdict(Heat))
     recorded_places: set[Place] = set()
@@ -207,7 +207,7 @@ def _rows(
     found: Mapping[Place, Sequence[Finding]],
     baselines: Mapping[str, Lookup],
     doubtful: Container[tuple[str, str]],
-) -> Iterator[Row]:
+) -> Iterator[PromptRow]:
     """Yield the rows of a cell; ``doubtful`` are cells and scenarios that have a finding as a whole, or no evidence."""
     name = CellName.of(record.cell)
     recorded_tokens = _recorded_tokens(baselines.get(name.plain))
@@ -235,7 +235,7 @@ def _rows(
         right = None
         if compared and parted is None:
             right = Verdict.UNKNOWN if place[:2] in doubtful else Verdict.PASS
-        yield Row(
+        yield PromptRow(
             place,
             o.prompt_id,
             len(o.sent_ids),
@@ -265,7 +265,7 @@ def _recorded_tokens(lookup: Lookup | None) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def _side(o: Observation, leg: Leg) -> Side:
+def _side(o: Observation, leg: Leg) -> HandOffSide:
     """Describe what an engine handed over and counted; "0" is a counter that was read and did not change."""
     handed = [(f"handed over: {name}", _short(value)) for name, value in (leg.kv_transfer_params or {}).items()]
     counters, alone = leg.counters, ""
@@ -277,7 +277,7 @@ def _side(o: Observation, leg: Leg) -> Side:
         if counters and (key in counters or key in _ALWAYS[leg.role])
     ]
     name = {"prefill": "P", "decode": "D", "single": "the engine"}[leg.role]
-    return Side(name, (*handed, *(counted or [("counted", "not read for this request")])))
+    return HandOffSide(name, (*handed, *(counted or [("counted", "not read for this request")])))
 
 
 def _short(value: object) -> str:
@@ -288,7 +288,7 @@ def _short(value: object) -> str:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(history: History, rows: Sequence[Row]) -> dict[int, str]:
+def _pieces(history: History, rows: Sequence[PromptRow]) -> dict[int, str]:
     """Return the text of every token in the rows, if a tokenizer with the recorded hash is on this machine."""
     wanted = {str(i.get("tokenizer_sha256")) for i in history.run.identities.values()}
     named = history.run.profile.get("tokenizer") or history.run.profile.get("target")
@@ -300,7 +300,7 @@ def _pieces(history: History, rows: Sequence[Row]) -> dict[int, str]:
     return {}
 
 
-def _decoded(path: Path, rows: Sequence[Row]) -> dict[int, str]:
+def _decoded(path: Path, rows: Sequence[PromptRow]) -> dict[int, str]:
     try:
         from tokenizers import Tokenizer
 
@@ -313,7 +313,7 @@ def _decoded(path: Path, rows: Sequence[Row]) -> dict[int, str]:
     return {i: tokenizer.decode([i], skip_special_tokens=False) for i in sorted(used) if 0 <= i < size}
 
 
-class Change(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of an answer: kept, or removed from the expected tokens, or added by the engine."""
 
     kind: str
@@ -331,17 +331,17 @@ def _edits(expected: Sequence[int], output: Sequence[int]) -> Sequence[tuple[str
     return [("equal", 0, n, 0, n)] * (n > 0) + [(kind, i + n, j + n, k + n, m + n) for kind, i, j, k, m in rest]
 
 
-def changes(expected: Sequence[int], output: Sequence[int]) -> list[Change]:
+def changes(expected: Sequence[int], output: Sequence[int]) -> list[Stretch]:
     """Return the edit that turns the expected tokens into the output, as stretches in order."""
     out = []
     for kind, i, j, k, m in _edits(expected, output):
         if kind == "equal":
-            out.append(Change("same", i, tuple(expected[i:j])))
+            out.append(Stretch("same", i, tuple(expected[i:j])))
             continue
         if j > i:
-            out.append(Change("del", i, tuple(expected[i:j])))
+            out.append(Stretch("del", i, tuple(expected[i:j])))
         if m > k:
-            out.append(Change("ins", k, tuple(output[k:m])))
+            out.append(Stretch("ins", k, tuple(output[k:m])))
     return out
 
 
@@ -376,7 +376,7 @@ class _Pool:
         return self._index[ids]
 
 
-def _as_json(row: Row, pool: _Pool, tried: Mapping[str, str]) -> dict[str, Any]:
+def _as_json(row: PromptRow, pool: _Pool, tried: Mapping[str, str]) -> dict[str, Any]:
     cell, scenario, form, key = row.place
     values: dict[str, Any] = {
         "cell": cell,

@@ -34,7 +34,7 @@ class Caught(Strict):
     """Output tokens of these requests, including the one with the finding."""
 
 
-class Outcome(Strict):
+class MutantOutcome(Strict):
     """The outcome of one mutant."""
 
     mutant: str
@@ -75,7 +75,7 @@ class SelfTest(Strict):
     hardware: dict[str, object]
     asked: tuple[str, ...]
     """Ids of the requested mutants; each must have an outcome."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[MutantOutcome, ...]
     controls: tuple[Control, ...]
     engine_starts: int
     seconds: float
@@ -111,7 +111,7 @@ class SelfTest(Strict):
         )
 
 
-def matrix_columns(outcomes: Sequence[Outcome]) -> list[str]:
+def matrix_columns(outcomes: Sequence[MutantOutcome]) -> list[str]:
     """Return the checks that any trial had, in the order of the registry: the columns of the kill matrix."""
     from harness.judging.checks.registry import CHECKS
 

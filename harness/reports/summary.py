@@ -23,8 +23,8 @@ from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
 from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
+from harness.reports.next_steps import go_on, next_step
 from harness.reports.prompts import Prompts, prompts_of
-from harness.reports.suspects import go_on, next_step
 from harness.util.text import counted
 
 _REASON_CHARS = 160

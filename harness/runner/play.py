@@ -27,7 +27,7 @@ _ARRIVE_S = 30.0
 """Seconds to wait for requests of a stage that may have failed."""
 
 
-class Answer:
+class SentRequest:
     """The state of a sent request: its legs so far, its start time, and its error."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Player:
         self, script: Script, number: int, stage: Stage, salts: dict[str, str], sequence: int
     ) -> list[Observation]:
         alone = len(stage.sends) == 1
-        inner: list[tuple[Send, Answer]] = []
+        inner: list[tuple[Send, SentRequest]] = []
         if alone and stage.sends[0].abandon is None:
             send = stage.sends[0]
             answer, shared = self._one(send, salts, inner)
@@ -166,11 +166,11 @@ class Player:
         return feature_fields(send.feature, send.prompt.expected or (), self._session.client("single").text_of)
 
     def _one(
-        self, send: Send, salts: dict[str, str], inner: list[tuple[Send, Answer]]
-    ) -> tuple[Answer, dict[str, dict[str, float]]]:
+        self, send: Send, salts: dict[str, str], inner: list[tuple[Send, SentRequest]]
+    ) -> tuple[SentRequest, dict[str, dict[str, float]]]:
         """Send a request that has the engines to itself, and the requests between its legs, if any; return its answer
         and the counter growth. With requests between the legs, only P's counters are returned, grown over all."""
-        answer = Answer()
+        answer = SentRequest()
         try:
             if send.restart:
                 self._session.restart("prefill")
@@ -198,7 +198,7 @@ class Player:
 
         def between() -> None:
             for other in send.between:
-                row = Answer()
+                row = SentRequest()
                 inner.append((other, row))
                 row.error = self._session.ask(self._ask(other, salts, counted=False), row.legs)
 
@@ -212,12 +212,12 @@ class Player:
 
     def _several(
         self, stage: Stage, salts: dict[str, str]
-    ) -> tuple[list[Answer], dict[str, dict[str, float]], float | None]:
+    ) -> tuple[list[SentRequest], dict[str, dict[str, float]], float | None]:
         """Send the requests of a stage concurrently; return their answers, the growth of each engine's counters over
         all of them, and when the held engine was released."""
         session = self._session
         counters = SharedCounters(session, self._routed)
-        answers = [Answer() for _ in stage.sends]
+        answers = [SentRequest() for _ in stage.sends]
         gate = Gate(stage.sends)
         held = self._held(stage)
         if problem := self._hold(held):
@@ -254,7 +254,7 @@ class Player:
             return None
         return "prefill" if self._pair and stage.hold == "first" else "single"
 
-    def _timed(self, send: Send, salts: dict[str, str], answer: Answer, stage: Stage, gate: Gate) -> None:
+    def _timed(self, send: Send, salts: dict[str, str], answer: SentRequest, stage: Stage, gate: Gate) -> None:
         gate.wait_for_answers(send.after)
         if send.after_s:
             time.sleep(send.after_s)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
-from harness.history.surfaces import RESET_PREFIX_CACHE
+from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
 from harness.prompts.model import Prompt
 from harness.runner.perform import perform

@@ -14,13 +14,13 @@ from typing import Any
 from harness import redact
 from harness.engines.environment import EngineEnvironment, versions
 from harness.errors import StorageError
+from harness.history.engine_interfaces import WITHOUT
 from harness.history.folder import History, HistoryWriter, load_history, read_so_far, write_run
 from harness.history.identity import identity_of
 from harness.history.migrations import SCHEMA
 from harness.history.parquet import write_parquet
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Observation, RunRecord
-from harness.history.surfaces import WITHOUT
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
 from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_in

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.scheduling.model import Device, Job, Placement, check_devices, check_jobs, tails, without
 from harness.scheduling.packing import Fill, impossible
-from harness.scheduling.scheduler import Clock, Rule, Scheduler
+from harness.scheduling.scheduler import Clock, PlacementRule, Scheduler
 
 Policy = Callable[[Sequence[Job], Sequence[Device], Clock], Scheduler]
 
@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
 
 def one_by_one(jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = time.monotonic) -> Scheduler:
     """Return a scheduler that runs one job at a time, in the given order."""
-    rule = Rule("one by one", tuple(j.id for j in jobs), "first", reserve=False, at_once=1)
+    rule = PlacementRule("one by one", tuple(j.id for j in jobs), "first", reserve=False, at_once=1)
     return Scheduler(jobs, devices, rule, clock)
 
 
@@ -82,7 +82,7 @@ def _play(scheduler: Scheduler, clock: _Jumping, seconds: Mapping[str, float]) -
             scheduler.done(heapq.heappop(ends)[1])
 
 
-def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> Rule:
+def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> PlacementRule:
     """Return the rule with the shortest simulated makespan, the first of equals.
 
     The result depends on jobs and devices alone. Raises UsageError when these make no sense.
@@ -92,7 +92,7 @@ def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> Rule:
     refused = impossible(jobs, devices)
     left = without(jobs, refused)
 
-    def makespan(rule: Rule) -> float:
+    def makespan(rule: PlacementRule) -> float:
         return simulate(left, devices, lambda j, d, clock: Scheduler(j, d, rule, clock)).makespan_s
 
     rule = min(_rules(left, devices), key=makespan)
@@ -100,13 +100,13 @@ def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> Rule:
     return rule._replace(order=rule.order + tuple(refused))
 
 
-def _rules(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[Rule]:
+def _rules(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[PlacementRule]:
     """Yield each sorted order with each way of choosing devices."""
     fills: tuple[Fill, ...] = ("waste", "tight")
     orders = _orders(jobs, devices)
     for fill in fills:
         for name, order in orders.items():
-            yield Rule(f"{name}, {fill}", order, fill)
+            yield PlacementRule(f"{name}, {fill}", order, fill)
 
 
 def _orders(jobs: Sequence[Job], devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:

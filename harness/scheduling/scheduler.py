@@ -18,7 +18,7 @@ from harness.scheduling.packing import Fill, Picks, Shape, impossible, packer_of
 Clock = Callable[[], float]
 
 
-class Rule(NamedTuple):
+class PlacementRule(NamedTuple):
     """How a scheduler decides; ``harness.scheduling.planning`` has the rules in use."""
 
     name: str
@@ -46,7 +46,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], devices: Sequence[Device], rule: Rule, clock: Clock = time.monotonic
+        self, jobs: Sequence[Job], devices: Sequence[Device], rule: PlacementRule, clock: Clock = time.monotonic
     ) -> None:
         check_devices(devices)
         check_jobs(jobs)
@@ -68,7 +68,7 @@ class Scheduler:
     # --- queries ----------------------------------------------------------------------------------------------------
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> PlacementRule:
         return self._rule
 
     @property
@@ -215,7 +215,7 @@ class _Round:
         return free
 
 
-def _check_rule(rule: Rule, jobs: Sequence[Job]) -> None:
+def _check_rule(rule: PlacementRule, jobs: Sequence[Job]) -> None:
     if sorted(rule.order) != sorted(j.id for j in jobs):
         raise UsageError(f"rule {rule.name}: expected an order of all {len(jobs)} jobs, found {len(rule.order)} ids")
     if rule.at_once is not None and rule.at_once < 1:

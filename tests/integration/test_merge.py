@@ -14,7 +14,7 @@ import yaml
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.store import write_baseline
-from harness.commands.merge import Wanted, merge
+from harness.commands.merge import MergeOptions, merge
 from harness.commands.merge.shards import find_runs, missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.history.folder import History, load_history
@@ -156,7 +156,7 @@ def folders(tmp_path: Path) -> list[Path]:
     return split(night(), tmp_path)
 
 
-def refused(words: str, folders: list[Path], out: Path, wanted: Wanted | None = None) -> None:
+def refused(words: str, folders: list[Path], out: Path, wanted: MergeOptions | None = None) -> None:
     with pytest.raises(UsageError, match=words):
         merge(folders, out, wanted)
 
@@ -235,7 +235,7 @@ def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
     assert judgement.verdict is Verdict.UNKNOWN and judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
     assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
     assert "no part ran pd-mtp, single-mtp" in judgement.notices
-    chosen = merge(folders[:1], tmp_path / "chosen", Wanted(cells=("*-eagle3", "single-none")))
+    chosen = merge(folders[:1], tmp_path / "chosen", MergeOptions(cells=("*-eagle3", "single-none")))
     assert judged(chosen).verdict is Verdict.PASS
 
 
@@ -362,10 +362,10 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     lacking = part_of(made, ("single-none",), "part-2", profile={**raw, "source": "hub"})
     folders.append(write(lacking, tmp_path / "part-2"))
     assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.PASS
-    assert judged(merge(folders, tmp_path / "expected", Wanted(expect=path))).verdict is Verdict.PASS
+    assert judged(merge(folders, tmp_path / "expected", MergeOptions(expect=path))).verdict is Verdict.PASS
     Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
     moved = r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"
-    refused(moved, folders, tmp_path / "other", Wanted(expect=path))
+    refused(moved, folders, tmp_path / "other", MergeOptions(expect=path))
     part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
     shutil.rmtree(folders[1])
     write(part, folders[1])
@@ -484,7 +484,7 @@ def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
     for cell in ("pd-mtp", "single-mtp"):
         tried = broken(tried, cell)
     folders = retried(tmp_path, tried, night(stages=1))
-    merged = merge(folders, tmp_path / "merged", Wanted(baselines=tmp_path / "baselines"))
+    merged = merge(folders, tmp_path / "merged", MergeOptions(baselines=tmp_path / "baselines"))
     assert judged(merged).verdict is Verdict.UNKNOWN
     notices = merged.run.merged.notices
     for cell in ("pd-mtp", "single-mtp"):
@@ -500,7 +500,7 @@ def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
     tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp")
     folders = retried(tmp_path, tried, night(stages=1))
     assert merge(folders, tmp_path / "without").run.merged.unsettled
-    assert not merge(folders, tmp_path / "with", Wanted(known=listed)).run.merged.unsettled
+    assert not merge(folders, tmp_path / "with", MergeOptions(known=listed)).run.merged.unsettled
 
 
 REFILL = next(s for s in PROFILE.scenarios if s.id == "refill")
@@ -649,7 +649,7 @@ def test_numbers_that_no_column_takes_do_not_cost_the_night(tmp_path, folders, s
     assert changed != lines.read_text()
     lines.write_text(changed)
     edited(folders[1])
-    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    merged = merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))
     assert load_history(tmp_path / "merged").run == merged.run
     assert any("only this copy is missing" in n for n in merged.notices)
     assert not list((tmp_path / "merged").glob("*.parquet"))
@@ -692,7 +692,7 @@ def test_part_that_does_not_fit_is_refused_or_left_out_and_missed(tmp_path, fold
         merge(folders, tmp_path / "merged")
     assert sentence in str(refused.value)
     assert not (tmp_path / "merged").exists()
-    judgement = judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True)))
+    judgement = judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True)))
     assert judgement.verdict is Verdict.UNKNOWN, judgement.notices
     assert any("part" in n for n in judgement.notices)
 
@@ -705,7 +705,7 @@ def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path, fold
     edited(folders[1], lambda r: r.update(finished=None))
     refused("line 1", folders, tmp_path / "merged")
     lines.write_text(whole[:-20])
-    merged = merge(folders, tmp_path / "merged", Wanted(keep_going=True))
+    merged = merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))
     assert any("part-2 did not finish" in n for n in merged.run.merged.notices)
     assert judged(merged).verdict is Verdict.UNKNOWN
 
@@ -715,13 +715,13 @@ def test_damaged_second_stage_is_refused_or_missing(tmp_path):
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
     refused("second stage of part-2", folders, tmp_path / "merged")
-    assert judged(merge(folders, tmp_path / "merged", Wanted(keep_going=True))).verdict is Verdict.UNKNOWN
+    assert judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))).verdict is Verdict.UNKNOWN
 
 
 def test_most_parts_say_which_night_it_is(tmp_path, folders):
     third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
     edited(folders[0], lambda r: r["versions"].update(vllm="9"))
-    merged = merge([*folders, third], tmp_path / "merged", Wanted(keep_going=True))
+    merged = merge([*folders, third], tmp_path / "merged", MergeOptions(keep_going=True))
     assert merged.run.versions["vllm"] == "0" and merged.cell("pd-eagle3").reason == "no part ran it"
 
 
@@ -729,17 +729,17 @@ def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
     made = night()
     folders = split(made, tmp_path)
     edited(folders[1], lambda r: r.update(interrupted=True))
-    alone = merge(folders, tmp_path / "alone", Wanted(keep_going=True))
+    alone = merge(folders, tmp_path / "alone", MergeOptions(keep_going=True))
     assert alone.run.interrupted and judged(alone).verdict is Verdict.UNKNOWN
     again_ = write(part_of(made, PARTS[1], "again", started=LATER), tmp_path / "again")
-    mended = merge([*folders, again_], tmp_path / "mended", Wanted(keep_going=True))
+    mended = merge([*folders, again_], tmp_path / "mended", MergeOptions(keep_going=True))
     assert not mended.run.interrupted and judged(mended).verdict is Verdict.PASS
 
 
 def test_armed_parts_merge_when_asked_and_never_pass(tmp_path, folders):
     for folder in folders:
         edited(folder, lambda r: r.update(mutants=["M1"]))
-    assert judged(merge(folders, tmp_path / "merged", Wanted(armed=True))).verdict is Verdict.UNKNOWN
+    assert judged(merge(folders, tmp_path / "merged", MergeOptions(armed=True))).verdict is Verdict.UNKNOWN
 
 
 def test_other_commits_of_the_harness_are_refused(tmp_path, folders):
@@ -770,7 +770,7 @@ def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
     edited(changed)
     refused(r"twin: expected one run named part-2, .* found runs that differ", [*folders, twin], tmp_path / "merged")
-    merged = merge([*folders, twin], tmp_path / "merged", Wanted(keep_going=True))
+    merged = merge([*folders, twin], tmp_path / "merged", MergeOptions(keep_going=True))
     assert merged.cell("pd-mtp").reason == "no part ran it"
     assert judged(merged).verdict is Verdict.UNKNOWN
     assert any(n.startswith("a part was left out") for n in merged.run.merged.notices)
@@ -791,7 +791,7 @@ def test_folders_of_runs_links_and_copies_count_once(tmp_path):
 def test_nothing_to_merge(tmp_path):
     refused("no such folder", [tmp_path / "nowhere"], tmp_path / "merged")
     with pytest.raises(InfrastructureError, match="found none that can be used"):
-        merge([tmp_path / "nowhere"], tmp_path / "merged", Wanted(keep_going=True))
+        merge([tmp_path / "nowhere"], tmp_path / "merged", MergeOptions(keep_going=True))
     folders = split(night(), tmp_path)
     refused("expected a new or an empty folder", folders, folders[0])
 
@@ -806,7 +806,7 @@ def test_log_names_lead_nowhere(tmp_path, folders):
 
     edited(folders[1], damage)
     refused("damaged", folders, tmp_path / "merged")
-    merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
+    merged = merge(folders, tmp_path / "merged-without", MergeOptions(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
     write_reports(summarise_run(merged, judged(merged), references()), merged.folder)
 
@@ -818,7 +818,7 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
     (folders[1] / "logs" / f"{group}.decode.log").unlink(missing_ok=True)
     (folders[1] / "logs" / f"{group}.decode.log").symlink_to(tmp_path / "outside.decode.log")
     refused("found a symbolic link; remove it", folders, tmp_path / "merged")
-    merged = merge(folders, tmp_path / "merged-without", Wanted(keep_going=True))
+    merged = merge(folders, tmp_path / "merged-without", MergeOptions(keep_going=True))
     assert not any("secret" in p.read_text() for p in merged.folder.rglob("*.log"))
 
 
@@ -826,9 +826,9 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
 
 
 def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
-    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", Wanted(expect="cpu"))
+    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", MergeOptions(expect="cpu"))
     with pytest.raises(HarnessError, match="expected a shipped profile"):
-        merge(folders, tmp_path / "merged", Wanted(expect="nowhere"))
+        merge(folders, tmp_path / "merged", MergeOptions(expect="nowhere"))
 
 
 def cold_part_of_cpu(tmp_path: Path, prompts_sha256: str) -> Path:
@@ -841,13 +841,13 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     """With the profile's prompts at hand, what a part was not asked is missing too, and baselines are local ones."""
     prompts = load_prompts(PROFILE.workload.prompts)
     folder = cold_part_of_cpu(tmp_path, prompts.sha256)
-    merged = merge([folder], tmp_path / "merged", Wanted(expect="cpu"))
+    merged = merge([folder], tmp_path / "merged", MergeOptions(expect="cpu"))
     assert len(merged.run.cells) == 12 and merged.cell("pd-none").scenarios["late-pull"] > 0
     assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
     assert merged.run.profile["baselines"] == str(PROFILE.baselines)
-    only = merge([folder], tmp_path / "cold", Wanted(expect="cpu", scenarios=("cold",)))
+    only = merge([folder], tmp_path / "cold", MergeOptions(expect="cpu", scenarios=("cold",)))
     assert only.cell("pd-none").scenarios == {}
-    odd = Wanted(expect="cpu", scenarios=("warm",))
+    odd = MergeOptions(expect="cpu", scenarios=("warm",))
     refused("expected a pattern that matches a scenario", [folder], tmp_path / "odd", odd)
 
 
@@ -877,7 +877,7 @@ def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tm
     found = [f.message for f in judgement.findings if f.cell == "pd-mtp" and f.scenario == "refill"]
     assert any("no part planned its requests for" in m and "refill" in m for m in found)
     assert next(c.verdict for c in judgement.cells if c.cell == "pd-mtp" and c.scenario == "cold") is Verdict.PASS
-    only = merge(folders, tmp_path / "cold", Wanted(scenarios=("cold",)))
+    only = merge(folders, tmp_path / "cold", MergeOptions(scenarios=("cold",)))
     assert only.cell("pd-mtp").scenarios == {} and judged(only).verdict is Verdict.PASS
 
 
@@ -892,7 +892,10 @@ def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts
     cold = {c.cell: c.verdict for c in judged(merged).cells if c.scenario == "cold"}
     assert cold == dict.fromkeys(CELLS, Verdict.UNKNOWN)
     assert (
-        merge(split(made, tmp_path / "b"), tmp_path / "only", Wanted(scenarios=("refill",))).cell("pd-mtp").planned == 0
+        merge(split(made, tmp_path / "b"), tmp_path / "only", MergeOptions(scenarios=("refill",)))
+        .cell("pd-mtp")
+        .planned
+        == 0
     )
 
 

@@ -21,7 +21,7 @@ from harness.engines.executor import ExecutorChoice, LocalExecutor, make_executo
 from harness.engines.inventory import Inventory, jobs_of
 from harness.engines.ray import driver, node
 from harness.engines.ray.driver import Actor, RayExecutor, RayHandle, RayPlace
-from harness.engines.ray.node import EngineState, Wanted, engine_environment, problems
+from harness.engines.ray.node import EngineState, NodeRequirements, engine_environment, problems
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError, UsageError
 from harness.profiles.model import TensorParallel, load_profile
 from harness.scheduling.model import Placement
@@ -90,9 +90,11 @@ def test_missing_ray_is_said_with_what_to_install(monkeypatch):
 # --- what a node is checked for --------------------------------------------------------------------------------------
 
 
-def wanted(**changes) -> Wanted:
+def wanted(**changes) -> NodeRequirements:
     folder = str(load_profile("cpu").target)
-    return Wanted("cpu", 1, "unknown GPU", {"target": folder}, ENVIRONMENT.model_dump(mode="json"))._replace(**changes)
+    return NodeRequirements("cpu", 1, "unknown GPU", {"target": folder}, ENVIRONMENT.model_dump(mode="json"))._replace(
+        **changes
+    )
 
 
 def test_node_with_the_same_environment_has_no_problem(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.commands.soak.growth import LIMITS, PARTS, judge_growth, split
-from harness.commands.soak.model import COUNTED, HARNESS, Round, Sample, Soak, Tree
+from harness.commands.soak.model import COUNTED, HARNESS, ResourceSample, Round, Soak, TreeUsage
 from harness.commands.soak.rounds import RoundJudge
 from harness.commands.soak.run import prepare_soak
 from harness.commands.soak.sampler import Record, Sampler, Watcher
@@ -28,7 +28,7 @@ HOUR = np.arange(0, 3600, 5.0)
 
 
 def growths(tree: str = HARNESS, times: np.ndarray = HOUR, **changed: np.ndarray) -> dict[str, Verdict]:
-    series = {f: np.full(len(times), getattr(FLAT, f), dtype=float) for f in Tree.model_fields} | changed
+    series = {f: np.full(len(times), getattr(FLAT, f), dtype=float) for f in TreeUsage.model_fields} | changed
     return {g.quantity: g.verdict for g in judge_growth({tree: series}, times)}
 
 
@@ -71,7 +71,7 @@ def test_growth_near_the_limit_cannot_be_told():
 
 def test_a_short_soak_says_nothing_about_growth():
     short = np.arange(0, 180, 5.0)
-    found = judge_growth({HARNESS: {f: np.full(len(short), 1.0) for f in Tree.model_fields}}, short)
+    found = judge_growth({HARNESS: {f: np.full(len(short), 1.0) for f in TreeUsage.model_fields}}, short)
     assert {g.verdict for g in found} == {Verdict.UNKNOWN}
     assert all("a soak of 25" in g.why for g in found)
 
@@ -82,13 +82,13 @@ def test_a_hole_in_the_samples_says_nothing_about_growth():
 
 def test_the_slope_and_its_bounds():
     assert len(split(HOUR)) == PARTS
-    grown = dict.fromkeys(Tree.model_fields, 100 + 30 * HOUR / 3600)
+    grown = dict.fromkeys(TreeUsage.model_fields, 100 + 30 * HOUR / 3600)
     found = next(g for g in judge_growth({HARNESS: grown}, HOUR) if g.quantity == "RSS")
     assert found.per_hour == pytest.approx(30, abs=0.2) and found.low <= found.per_hour <= found.high
 
 
 def test_memory_without_any_change_has_no_slope():
-    flat = {f: np.full(len(HOUR), 7.0) for f in Tree.model_fields}
+    flat = {f: np.full(len(HOUR), 7.0) for f in TreeUsage.model_fields}
     found = next(g for g in judge_growth({HARNESS: flat}, HOUR) if g.quantity == "RSS")
     assert (found.per_hour, found.low, found.high) == (0, 0, 0)
 
@@ -202,7 +202,7 @@ def a_round(number: int, verdict: Verdict = Verdict.PASS) -> Round:
 def recorded(folder: Path, *rounds: Round, minutes: int = 60) -> Record:
     record = Record(folder)
     for at in range(0, 60 * minutes, 5):
-        record.append(Sample(at_s=at, took_s=0.1, trees={HARNESS: FLAT, "decode": FLAT}))
+        record.append(ResourceSample(at_s=at, took_s=0.1, trees={HARNESS: FLAT, "decode": FLAT}))
     for item in rounds:
         record.append(item)
     record.close()

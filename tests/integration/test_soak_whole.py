@@ -18,14 +18,14 @@ import typer
 import harness.commands.soak.report
 from harness.baselines.build import new_baselines, require_reference_run
 from harness.cli.trust import soak_command
+from harness.commands.merge.expected_run import SoakOptions as Parts
 from harness.commands.merge.load import load_parts
-from harness.commands.merge.night import Wanted as Parts
 from harness.commands.resume import prepare_resume
 from harness.commands.soak import growth, sampler
 from harness.commands.soak import run as soak_run
 from harness.commands.soak.model import HARNESS
 from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.run import Ended, Wanted, prepare_soak, soak
+from harness.commands.soak.run import JudgedSoak, SoakOptions, prepare_soak, soak
 from harness.errors import EngineDiedError, StorageError, UsageError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
@@ -93,8 +93,8 @@ def session(fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
     return fake
 
 
-def played(out: Path, rounds: int = 4, concurrency: int = 4) -> Ended:
-    return soak(prepare_soak("cpu", "single-none"), Wanted(minutes(rounds), concurrency, 0.005), out, None)
+def played(out: Path, rounds: int = 4, concurrency: int = 4) -> JudgedSoak:
+    return soak(prepare_soak("cpu", "single-none"), SoakOptions(minutes(rounds), concurrency, 0.005), out, None)
 
 
 def minutes(rounds: int) -> float:
@@ -115,7 +115,7 @@ def recorded(folder: Path) -> list[dict]:
 def test_a_soak_sends_rounds_at_the_concurrency_and_records_them(tmp_path: Path, fake: type[FakeSession]):
     """With the clock and the process trees of this machine."""
     fake.takes_s = 0.05
-    found, folder, _ = soak(prepare_soak("cpu", "single-none"), Wanted(0.01, 4, 0.05), tmp_path, None)
+    found, folder, _ = soak(prepare_soak("cpu", "single-none"), SoakOptions(0.01, 4, 0.05), tmp_path, None)
     assert found.rounds >= 1 and found.answered == found.rounds * PROMPTS
     assert fake.newest.most == 4 and fake.newest.ended
     assert found.verdict is Verdict.UNKNOWN, "too short"

@@ -13,7 +13,7 @@ from benchmarks.scheduling.first_fit import first_fit
 from harness.scheduling.model import Device, EngineNeed, Job, tails
 from harness.scheduling.packing import impossible
 from harness.scheduling.planning import one_by_one, planned, simulate
-from harness.scheduling.scheduler import Rule, Scheduler
+from harness.scheduling.scheduler import PlacementRule, Scheduler
 
 POLICIES = [planned, first_fit, one_by_one]
 few = settings(max_examples=60)
@@ -184,7 +184,7 @@ def test_refused_is_exactly_what_fits_in_no_way(case):
 def test_whatever_is_lost_nothing_starts_there_again_and_every_job_comes_to_an_end(jobs, devices, data):
     order = tuple(j.id for j in jobs)
     now = 0.0
-    s = Scheduler(jobs, devices, Rule("as given", order), lambda: now)
+    s = Scheduler(jobs, devices, PlacementRule("as given", order), lambda: now)
     ran: list[str] = []
     lost: set[str] = set()
     while not s.over:

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import FORMAT, Baseline, Header, Provenance, Row
+from harness.baselines.model import FORMAT, Baseline, BaselineRow, Header, Provenance
 from harness.history.folder import History, write_run
 from harness.history.identity import Identity
 from harness.history.migrations import SCHEMA
@@ -314,12 +314,14 @@ def provenance() -> Provenance:
     )
 
 
-def baseline_row(prompt_id: str, output_ids: tuple[int, ...], accepted: Sequence[int] = (), **changes: object) -> Row:
+def baseline_row(
+    prompt_id: str, output_ids: tuple[int, ...], accepted: Sequence[int] = (), **changes: object
+) -> BaselineRow:
     base = {"prompt_sha256": "s", "min_top_gap": 9.0, "accepted": accepted}
-    return Row.model_validate({"prompt_id": prompt_id, "output_ids": output_ids, **base, **changes})
+    return BaselineRow.model_validate({"prompt_id": prompt_id, "output_ids": output_ids, **base, **changes})
 
 
-def rows(lengths: list[int], method: str = "none") -> list[Row]:
+def rows(lengths: list[int], method: str = "none") -> list[BaselineRow]:
     out = []
     for tokens in lengths:
         output = tuple(probe_task.expected_output(list(prompt_ids(tokens))))
@@ -327,7 +329,7 @@ def rows(lengths: list[int], method: str = "none") -> list[Row]:
     return out
 
 
-def lookup_of(method: str, rows: Iterable[Row]) -> Lookup:
+def lookup_of(method: str, rows: Iterable[BaselineRow]) -> Lookup:
     header = Header(format=FORMAT, identity=identity(method), provenance=provenance(), summary={}, rows_sha256="")
     return Lookup(Baseline(header=header, rows=tuple(rows)), "")
 
@@ -340,7 +342,7 @@ def lookups(lengths: list[int]) -> dict[str, Lookup]:
     return {m: lookup(lengths, m) for m in LOOKAHEAD}
 
 
-def changed_rows(the_lookup: Lookup, change: Callable[[Row], dict[str, object]]) -> Lookup:
+def changed_rows(the_lookup: Lookup, change: Callable[[BaselineRow], dict[str, object]]) -> Lookup:
     """The baseline with fields of its rows replaced."""
     rows = tuple(r.model_copy(update=change(r)) for r in the_lookup.baseline.rows)
     return Lookup(the_lookup.baseline.model_copy(update={"rows": rows}), "")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from harness.commands.soak.model import HARNESS, Tree
+from harness.commands.soak.model import HARNESS, TreeUsage
 from harness.commands.soak.run import prepare_soak
 from harness.history.records import EngineRecord
 from tests.support.builders import engine
 from tests.support.fake_answers import answer
 
-FLAT = Tree(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, shm_files=2, shm_mib=16)
+FLAT = TreeUsage(processes=1, threads=8, descriptors=30, rss_mib=200, pss_mib=180, shm_files=2, shm_mib=16)
 
 
 class FakeWatcher:
@@ -19,7 +19,7 @@ class FakeWatcher:
 
     newest: FakeWatcher | None = None
 
-    def __init__(self, took_s: float = 0.0, dies_after: int | None = None, trees: dict[str, Tree] | None = None):
+    def __init__(self, took_s: float = 0.0, dies_after: int | None = None, trees: dict[str, TreeUsage] | None = None):
         self.took_s, self.dies_after, self.seen = took_s, dies_after, 0
         self.trees = trees or {HARNESS: FLAT, "single": FLAT}
         FakeWatcher.newest = self
@@ -32,7 +32,7 @@ class FakeWatcher:
         while cls.newest is not None and cls.newest.seen == seen and time.monotonic() < begun + most_s:
             time.sleep(0.001)
 
-    def sample(self) -> dict[str, Tree]:
+    def sample(self) -> dict[str, TreeUsage]:
         time.sleep(self.took_s)
         self.seen += 1
         if self.dies_after is not None and self.seen > self.dies_after:

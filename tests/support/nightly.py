@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Again, Row
+from harness.baselines.model import Again, BaselineRow
 from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE, Observation
@@ -160,7 +160,7 @@ class Nights:
             text = self._texts[prompt_id]
             parted = common_prefix(ours, again) if ours != again else None
             rows.append(
-                Row(
+                BaselineRow(
                     prompt_id=prompt_id,
                     prompt_sha256="s",
                     output_ids=ours,

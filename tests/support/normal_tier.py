@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Again, Row
+from harness.baselines.model import Again, BaselineRow
 from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import Observation
@@ -109,7 +109,7 @@ def noisy(lookups: dict[str, Lookup], method: str, gaps: Sequence[float | None])
     """The same baselines, in which equal runs of ``method`` parted at these gaps, a prompt each; None: they did not."""
     left = iter(gaps)
 
-    def parted(row: Row) -> dict[str, object]:
+    def parted(row: BaselineRow) -> dict[str, object]:
         gap = next(left, None)
         return {} if gap is None else {"again": row.again.model_copy(update={"divergence": 5, "gap": gap})}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Again, Baseline, Row
+from harness.baselines.model import Again, Baseline, BaselineRow
 from harness.history.folder import History
 from harness.history.migrations import SCHEMA
 from harness.history.verdict import Verdict
@@ -18,7 +18,7 @@ from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.profiles.known_defects import load_known
 from harness.reports.aa_result import AgainstItself, Count
-from harness.reports.beyond import render_comparison, render_trend
+from harness.reports.across_runs import render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.judge_run import write_reports
 from harness.reports.selftest_result import Kill
@@ -76,7 +76,7 @@ def references() -> dict[str, Lookup]:
     return out
 
 
-def _again(row: Row) -> Again:
+def _again(row: BaselineRow) -> Again:
     return Again(divergence=None, gap=None, steps=len(row.accepted), accepted_at=(1, 1, 1))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from harness.history.verdict import Verdict
 from harness.reports.aa_result import AgainstItself, Count
-from harness.reports.selftest_result import Control, Kill, Outcome, SelfTest
+from harness.reports.selftest_result import Control, Kill, MutantOutcome, SelfTest
 
 
-def outcome(kill: Kill) -> Outcome:
-    return Outcome(
+def outcome(kill: Kill) -> MutantOutcome:
+    return MutantOutcome(
         mutant="M1",
         kill=kill,
         reason="because | <script>",

@@ -18,7 +18,7 @@ import harness.runner.groups
 import harness.runner.record_cells
 import harness.runner.run
 from harness import redact
-from harness.commands.merge import Wanted, merge
+from harness.commands.merge import MergeOptions, merge
 from harness.commands.run import execute
 from harness.engines.api_key import ApiKey
 from harness.engines.client import parse_completion
@@ -381,7 +381,7 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_p
     prepared = prepare(profile, ["pd-none", "single-none"], ["cold"])
     with Reporter(1.0) as reporter:
         folder = execute(prepared, tmp_path / "out", reporter).folder
-    merge([folder], tmp_path / "merged", Wanted(keep_going=True))
+    merge([folder], tmp_path / "merged", MergeOptions(keep_going=True))
     judge_and_report(load_history(tmp_path / "merged"))
     assert {"run.json", "cells", "report.html", "junit.xml", "summary.md", "judgement.json"} <= {
         p.name for p in folder.iterdir()

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from harness.commands.bisect.environments import Candidate
 from harness.commands.bisect.search import Bracket, bracket, next_index
 from harness.commands.repro import Result, Target, expected_s, reproduce, results_of, settled
+from harness.engines.builds import Candidate
 from harness.engines.environment import inspect_environment
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, InfrastructureError
 from harness.history.verdict import Verdict
@@ -31,7 +31,7 @@ _ANSWER: dict[Said, bool | None] = {"shown": True, "not shown": False, "skipped"
 _REASON_CHARS = 160
 
 
-class Step(Strict):
+class VersionResult(Strict):
     """The result of one version."""
 
     version: str
@@ -79,7 +79,7 @@ class Bisection(Strict):
     """Versions that may be tried, oldest first; the first is --good, the last --bad."""
     environments: tuple[str | None, ...]
     """Their interpreters; None for versions that are installed only when they are tried."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[VersionResult, ...] = ()
     trying: str | None = None
     """The version being tried, or that was being tried when the search was interrupted."""
     interrupted: bool = False
@@ -160,7 +160,7 @@ def _short(text: str) -> str:
 
 # --- searching -------------------------------------------------------------------------------------------------------
 
-Trier = Callable[[Candidate, Path], Step]
+Trier = Callable[[Candidate, Path], VersionResult]
 """Tries a version, with its files in the folder. Raises KeyboardInterrupt when the user interrupts it."""
 
 
@@ -227,10 +227,10 @@ class VersionTrier:
     """Installs a version, logging to a file, and returns its interpreter."""
     reporter: Reporter
 
-    def __call__(self, candidate: Candidate, folder: Path) -> Step:
+    def __call__(self, candidate: Candidate, folder: Path) -> VersionResult:
         begun = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-        step = Step(version=str(candidate.version), verdict="skipped")
+        step = VersionResult(version=str(candidate.version), verdict="skipped")
         self.reporter.line(f"trying {step.version}")
         try:
             python = candidate.executable or self.python_of(candidate.version, folder / "install.log")

@@ -26,7 +26,7 @@ _MACHINES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that machines have."""
 
 
-class Step(NamedTuple):
+class MachineStep(NamedTuple):
     """The cells that one machine records."""
 
     name: str
@@ -47,7 +47,7 @@ class SplitRun(NamedTuple):
     profile: Profile
     source: str
     patterns: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[MachineStep, ...]
     fetches: bool
     """Whether models from the hub, or prompts built from a data set, must be present before a part runs."""
     record: bool
@@ -129,11 +129,11 @@ class _Machine(NamedTuple):
         # For baselines everything is asked twice.
         return (1 + self.record) * seconds
 
-    def step(self, name: str, cells: Sequence[Cell], gpus: int) -> Step:
+    def step(self, name: str, cells: Sequence[Cell], gpus: int) -> MachineStep:
         seconds = self.seconds(cells, gpus)
         judging = self.profile.judging
         stages = judging.stages if judging.tier == "normal" and not self.record else 1
-        return Step(name, tuple(cells), seconds, math.ceil(SLOWER * stages * seconds / 60) + SETUP_MINUTES, gpus)
+        return MachineStep(name, tuple(cells), seconds, math.ceil(SLOWER * stages * seconds / 60) + SETUP_MINUTES, gpus)
 
     def _jobs(self, cells: Sequence[Cell], gpus: int) -> tuple[Job, ...]:
         works = [self.works[c.id] for c in cells]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.commands.ci.plan import SplitRun, Step
+from harness.commands.ci.plan import MachineStep, SplitRun
 
 
 def github_matrix(run: SplitRun) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def buildkite_pipeline(run: SplitRun, queue: str, verdict_queue: str) -> dict[st
     return {"steps": [*parts, _verdict(run, verdict_queue)]}
 
 
-def _cells(step: Step) -> str:
+def _cells(step: MachineStep) -> str:
     """Join the cell ids, none of which contains a blank or a pattern character."""
     return " ".join(c.id for c in step.cells)
 
 
-def _recording(step: Step, run: SplitRun, queue: str) -> dict[str, Any]:
+def _recording(step: MachineStep, run: SplitRun, queue: str) -> dict[str, Any]:
     return {
         "label": step.title,
         "key": step.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Item(NamedTuple):
+class Examined(NamedTuple):
     """One thing that was looked at."""
 
     what: str

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Lookup
-from harness.commands.doctor import Item
+from harness.commands.doctor import Examined
 from harness.engines.environment import EngineEnvironment, inspect_environment, need_build, need_nixl
 from harness.engines.inventory import ENGINE_GIB
 from harness.engines.router_program import program
 from harness.errors import HarnessError
-from harness.history.surfaces import WITHOUT
+from harness.history.engine_interfaces import WITHOUT
 from harness.judging.power import lookups_of
 from harness.profiles.cells import CellName, all_cells
 from harness.profiles.model import Profile, load_profile, made_later
@@ -30,31 +30,33 @@ from harness.util.paths import REPOSITORY
 from harness.util.text import counted
 
 
-def _attempt(what: str, advice: str, action: Callable[[], str]) -> Item:
+def _attempt(what: str, advice: str, action: Callable[[], str]) -> Examined:
     """Build an item from an action that returns what it found, or raises a HarnessError saying what is wrong."""
     try:
-        return Item(what, action(), True, True)
+        return Examined(what, action(), True, True)
     except HarnessError as error:
-        return Item(what, str(error), False, True, advice)
+        return Examined(what, str(error), False, True, advice)
 
 
-def examine(executable: str, source: str) -> list[Item]:
+def examine(executable: str, source: str) -> list[Examined]:
     """Return all items for a profile, in the order in which a run would need them."""
     items = [_packages_item()]
     environment: EngineEnvironment | None = None
     try:
         environment = inspect_environment(executable)
         items.append(
-            Item("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
+            Examined("vllm", f"{environment.vllm} ({environment.vllm_build}), torch {environment.torch}", True, True)
         )
     except HarnessError as error:
-        items.append(Item("vllm", str(error), False, True, f"{install_engines(executable)}, or name --engine-python"))
+        items.append(
+            Examined("vllm", str(error), False, True, f"{install_engines(executable)}, or name --engine-python")
+        )
     profile: Profile | None = None
     try:
         profile = load_profile(source)
-        items.append(Item("profile", f"{profile.name}, {counted(len(all_cells(profile)), 'cell')}", True, True))
+        items.append(Examined("profile", f"{profile.name}, {counted(len(all_cells(profile)), 'cell')}", True, True))
     except HarnessError as error:
-        items.append(Item("profile", str(error), False, True, "correct the profile"))
+        items.append(Examined("profile", str(error), False, True, "correct the profile"))
     if environment is not None:
         items += _environment_items(environment, profile)
     items += _machine_items(profile)
@@ -69,14 +71,14 @@ def examine(executable: str, source: str) -> list[Item]:
     return items
 
 
-def _packages_item() -> Item:
+def _packages_item() -> Examined:
     """What the harness itself needs to send requests; an installation without can judge."""
     lacking = lacking_to_run()
     found = f"no {', '.join(lacking)}: recorded runs can be judged" if lacking else "those to judge and to run"
-    return Item("packages", found, not lacking, True, INSTALL_RUN)
+    return Examined("packages", found, not lacking, True, INSTALL_RUN)
 
 
-def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Item]:
+def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Examined]:
     from harness.commands.doctor.gpu import (
         convertible_items,
         gpu_items,
@@ -95,7 +97,7 @@ def _real_model_items(profile: Profile, source: str, environment: EngineEnvironm
     return items
 
 
-def _environment_items(environment: EngineEnvironment, profile: Profile | None) -> list[Item]:
+def _environment_items(environment: EngineEnvironment, profile: Profile | None) -> list[Examined]:
     wants_pair = profile is None or "pd" in profile.topologies
 
     def nixl() -> str:
@@ -117,11 +119,11 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
     missing = [name for name in WITHOUT if not environment.has(name)]
     found = ", ".join(f"no {name}" for name in missing) or f"all {len(WITHOUT)} that the harness needs"
     cost = "; ".join(WITHOUT[name] for name in missing)
-    items.append(Item("vllm surfaces", found, not missing, False, f"{cost}. Use a newer vLLM, or accept this"))
+    items.append(Examined("vllm surfaces", found, not missing, False, f"{cost}. Use a newer vLLM, or accept this"))
     if profile is not None and profile.engine.device == "cpu":
         openmp = environment.openmp
         items.append(
-            Item(
+            Examined(
                 "libiomp5",
                 str(openmp) if openmp else "not found",
                 openmp is not None,
@@ -131,7 +133,7 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
         )
         compiler = shutil.which("g++") or shutil.which("c++")
         items.append(
-            Item(
+            Examined(
                 "C++ compiler",
                 compiler or "not found",
                 compiler is not None,
@@ -142,7 +144,7 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
     return items
 
 
-def _machine_items(profile: Profile | None) -> list[Item]:
+def _machine_items(profile: Profile | None) -> list[Examined]:
     pair = profile is None or "pd" in profile.topologies
     cores = len(allowance.cores())
     memory = allowance.memory_gib()
@@ -153,10 +155,10 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     disk = shutil.disk_usage(REPOSITORY).free / 2**30
     found_gpus = gpus()
     items = [
-        Item("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
-        Item("free memory", f"{memory:.1f} GiB, {wanted:.1f} needed", memory >= wanted, True, "end other programs"),
-        Item("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
-        Item(
+        Examined("cores", str(cores), cores >= 2, False, "two engines on one core work, but slowly"),
+        Examined("free memory", f"{memory:.1f} GiB, {wanted:.1f} needed", memory >= wanted, True, "end other programs"),
+        Examined("free disk", f"{disk:.0f} GiB", disk >= 1, True, "free some disk space"),
+        Examined(
             "GPUs",
             ", ".join(found_gpus) or "none",
             bool(found_gpus),
@@ -166,25 +168,25 @@ def _machine_items(profile: Profile | None) -> list[Item]:
     ]
     try:
         release(free_ports(4))
-        items.append(Item("loopback ports", "free ones available", True, True))
+        items.append(Examined("loopback ports", "free ones available", True, True))
     except (OSError, HarnessError) as error:
-        items.append(Item("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))
+        items.append(Examined("loopback ports", str(error), False, True, "allow sockets on 127.0.0.1"))
     return items
 
 
-def _probe_item() -> Item:
+def _probe_item() -> Examined:
     advice = "restore models/probe from version control, or run `python -m tools.probe_models build` in a checkout"
     try:
         hashes = json.loads((WEIGHTS / RECIPE_FILE).read_text(encoding="utf-8"))["weights_sha256"]
         wrong = [n for n, h in hashes.items() if sha256_file(WEIGHTS / n / "model.safetensors") != h]
     except (OSError, ValueError, KeyError) as error:
-        return Item("probe models", f"cannot be read: {error}", False, True, advice)
+        return Examined("probe models", f"cannot be read: {error}", False, True, advice)
     if wrong:
-        return Item("probe models", f"{', '.join(wrong)} differ from the recipe's hash", False, True, advice)
-    return Item("probe models", f"{', '.join(hashes)} match their hashes", True, True)
+        return Examined("probe models", f"{', '.join(wrong)} differ from the recipe's hash", False, True, advice)
+    return Examined("probe models", f"{', '.join(hashes)} match their hashes", True, True)
 
 
-def _data_items(profile: Profile, source: str) -> list[Item]:
+def _data_items(profile: Profile, source: str) -> list[Examined]:
     """Return items for prompt sets and baselines; the baselines of a profile with axes are only counted."""
     items, found = [], dict[str, Lookup]()
     hardware = tuple(gpus())
@@ -212,7 +214,7 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
     if not profile.axes:
         later = made_later(profile)
         return items + [
-            Item(
+            Examined(
                 f"baseline {lineup}",
                 f"{len(k.baseline.rows)} prompts" if k.baseline else k.reason,
                 k.found,
@@ -224,4 +226,4 @@ def _data_items(profile: Profile, source: str) -> list[Item]:
         ]
     lineups = {CellName.of(c.id).lineup for c in all_cells(profile)}
     there = [lineup for lineup in lineups if lineup in found and found[lineup].found]
-    return [*items, Item("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]
+    return [*items, Examined("baselines", f"{len(there)} of {len(lineups)}", len(there) == len(lineups), True, advice)]

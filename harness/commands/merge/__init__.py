@@ -15,24 +15,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands.merge.expected_run import MergeOptions, expected_run
 from harness.commands.merge.load import load_parts, matching_parts
-from harness.commands.merge.night import Wanted, expected_run
 from harness.commands.merge.write import write_merged
 from harness.errors import InfrastructureError, UsageError
 from harness.history.folder import History
 from harness.util.storage import LOCK, FolderLock, writing
 
-__all__ = ["Wanted", "merge"]
+__all__ = ["MergeOptions", "merge"]
 
 
-def merge(folders: Sequence[Path], out: Path, wanted: Wanted | None = None) -> History:
+def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None) -> History:
     """Merge recorded runs into a new run folder ``out`` and load it, without judging it.
 
     Raises UsageError when a part cannot be used, or does not match the others or the profile that was given, and
     InfrastructureError when no part is left; nothing has been written then. Raises StorageError when the folder cannot
     be written.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or MergeOptions()
     _require_empty(out)
     parts, problems, copies = load_parts(folders, wanted)
     parts, foreign, signature = matching_parts(parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import redact
-from harness.commands.merge.night import ExpectedRun
+from harness.commands.merge.expected_run import ExpectedRun
 from harness.errors import StorageError
 from harness.history.folder import History, write_run
 from harness.history.index import RecordedCells, RecordedFile

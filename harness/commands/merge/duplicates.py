@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.commands.merge.assemble import assemble
-from harness.commands.merge.night import Loaded, Wanted
+from harness.commands.merge.expected_run import Loaded, MergeOptions
 from harness.commands.merge.selection import Holdings, ScoreIndex
-from harness.commands.merge.shards import Evidence
+from harness.commands.merge.shards import Completeness
 from harness.history.folder import History
 from harness.history.index import RecordedCells
 from harness.history.records import COLD, RESCORE, RunRecord
@@ -27,7 +27,7 @@ def findings_in_duplicates(
     chosen: Mapping[str, int],
     run: RunRecord,
     out: Path,
-    wanted: Wanted,
+    wanted: MergeOptions,
 ) -> list[str]:
     """Return a sentence for each recording that does not count and would fail in the place of the one that counts.
 
@@ -73,7 +73,7 @@ def _judged_together(holdings: Holdings, recorded: Iterable[tuple[int, str]]) ->
     """
     whole: dict[int, list[str]] = {}
     for i, cell in recorded:
-        if holdings.of(i, cell) is Evidence.WHOLE:
+        if holdings.of(i, cell) is Completeness.WHOLE:
             whole.setdefault(i, []).append(cell)
         else:
             yield i, [cell]
@@ -91,7 +91,7 @@ def _substituted(
 ) -> History:
     """Return the merged run with a part's recordings of ``cells``, and its complete ones in place of the others."""
     mine = holdings.histories[part].run.cells
-    own = {c.cell for c in mine if c.cell in cells or holdings.of(part, c.cell) is Evidence.WHOLE}
+    own = {c.cell for c in mine if c.cell in cells or holdings.of(part, c.cell) is Completeness.WHOLE}
     whole = assemble(holdings.histories, {**chosen, **dict.fromkeys(own, part)}, scores)
     group = {c.cell: c.group for c in whole.cells.values()}
     records = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.merge.night import Loaded, Wanted
+from harness.commands.merge.expected_run import Loaded, MergeOptions
 from harness.commands.merge.shards import (
     Signature,
     common_signature,
@@ -20,7 +20,7 @@ from harness.history.run_kind import require_plain
 from harness.judging.references import load_second
 
 
-def load_parts(folders: Sequence[Path], wanted: Wanted) -> tuple[list[Loaded], list[str], list[str]]:
+def load_parts(folders: Sequence[Path], wanted: MergeOptions) -> tuple[list[Loaded], list[str], list[str]]:
     """Return the parts by start time, each run once, a sentence for each that cannot be used, and one for each copy."""
     parts: dict[str, Loaded] = {}
     problems: list[str] = []
@@ -78,7 +78,7 @@ def _same_recording(first: History, second: History) -> bool:
     return first is second or (first.run == second.run and first.observations == second.observations)
 
 
-def _require_usable(history: History, wanted: Wanted) -> None:
+def _require_usable(history: History, wanted: MergeOptions) -> None:
     require_plain(history)
     run = history.run
     why = unfinished(run)

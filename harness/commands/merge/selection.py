@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.commands.merge.night import ExpectedRun, Loaded
-from harness.commands.merge.shards import Evidence, contradictions, evidence_of, rescored
+from harness.commands.merge.expected_run import ExpectedRun, Loaded
+from harness.commands.merge.shards import Completeness, contradictions, evidence_of, rescored
 from harness.history.folder import History, HistoryWriter, read_cells
 from harness.history.index import RecordedCells
 from harness.history.records import COLD, RESCORE
@@ -20,9 +20,9 @@ class Holdings:
 
     def __init__(self, histories: Sequence[History]) -> None:
         self.histories = tuple(histories)
-        self._known: dict[tuple[int, str], Evidence] = {}
+        self._known: dict[tuple[int, str], Completeness] = {}
 
-    def of(self, part: int, cell: str) -> Evidence:
+    def of(self, part: int, cell: str) -> Completeness:
         if (part, cell) not in self._known:
             self._known[part, cell] = evidence_of(self.histories[part], cell)
         return self._known[part, cell]

@@ -28,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMS: tuple[Form, ...] = ("ids", "text")
 
 
-class Evidence(IntEnum):
+class Completeness(IntEnum):
     """How complete a recording of a cell is."""
 
     INCOMPLETE = 0
@@ -39,14 +39,14 @@ class Evidence(IntEnum):
     """Every planned request was sent and answered."""
 
 
-def evidence_of(history: History, cell: str) -> Evidence:
+def evidence_of(history: History, cell: str) -> Completeness:
     """Return how complete a history's recording of a cell is; INCOMPLETE without one."""
     record = history.cell(cell)
     if record is None or record.state != "complete":
-        return Evidence.INCOMPLETE
+        return Completeness.INCOMPLETE
     answers = [o for o in history.in_order(cell) if o.scenario != RESCORE]
     broken = any(o.error is not None for o in answers) or unanswered(history.run, record, answers)
-    return Evidence.BROKEN if broken else Evidence.WHOLE
+    return Completeness.BROKEN if broken else Completeness.WHOLE
 
 
 def unfinished(run: RunRecord) -> str:
@@ -61,9 +61,9 @@ def missing_evidence(history: History) -> list[str]:
     out = [f"the run {why}"] if (why := unfinished(history.run)) else []
     for record in history.run.cells:
         found = evidence_of(history, record.cell)
-        if found is Evidence.INCOMPLETE:
+        if found is Completeness.INCOMPLETE:
             out.append(f"{record.cell} is {record.state}: {record.reason or 'no reason was recorded'}")
-        elif found is Evidence.BROKEN:
+        elif found is Completeness.BROKEN:
             out.append(f"{record.cell}: requests failed or are missing")
     if history.run.rescore and (missing := not_rescored(history)):
         out.append(f"{len(missing)} outputs were not re-scored by the plain engine")

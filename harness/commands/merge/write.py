@@ -9,9 +9,9 @@ from pathlib import Path
 from harness import redact
 from harness.commands.merge.assemble import NO_PART, as_planned, assemble, missing, save, with_whole_plan
 from harness.commands.merge.duplicates import findings_in_duplicates
-from harness.commands.merge.night import ExpectedRun, Loaded, Wanted
+from harness.commands.merge.expected_run import ExpectedRun, Loaded, MergeOptions
 from harness.commands.merge.selection import Holdings, ScoreIndex, choose, compare_duplicates
-from harness.commands.merge.shards import Evidence, unfinished
+from harness.commands.merge.shards import Completeness, unfinished
 from harness.history.folder import History, load_history
 from harness.history.layout import SECOND
 from harness.history.migrations import SCHEMA
@@ -21,7 +21,7 @@ from harness.version import __version__
 
 
 def write_merged(
-    out: Path, parts: Sequence[Loaded], expected: ExpectedRun, wanted: Wanted, notices: list[str]
+    out: Path, parts: Sequence[Loaded], expected: ExpectedRun, wanted: MergeOptions, notices: list[str]
 ) -> History:
     histories = [p.history for p in parts]
     holdings, scores = Holdings(histories), ScoreIndex(histories)
@@ -153,7 +153,7 @@ def _lost_to_interruption(parts: Sequence[Loaded], number: int, holdings: Holdin
     if not unfinished(part.run):
         return False
     ended = [i for i, p in enumerate(parts) if not unfinished(p.run)]
-    return any(all(holdings.of(i, c.cell) < Evidence.WHOLE for i in ended) for c in part.run.cells)
+    return any(all(holdings.of(i, c.cell) < Completeness.WHOLE for i in ended) for c in part.run.cells)
 
 
 def _incomplete(parts: Sequence[Loaded], chosen: Mapping[str, int]) -> list[str]:

@@ -13,7 +13,7 @@ from harness.history.verdict import Verdict
 from harness.mutants.catalogue import MUTANTS
 from harness.reports.html import environment
 from harness.reports.markdown import plain_cell, versions_in_words
-from harness.reports.selftest_result import Kill, Outcome, SelfTest, matrix_columns
+from harness.reports.selftest_result import Kill, MutantOutcome, SelfTest, matrix_columns
 from harness.reports.terminal import STYLE, print_conclusion, verdict_text
 from harness.util.files import write_atomic, write_json
 
@@ -63,7 +63,7 @@ def print_selftest(test: SelfTest, console: Console) -> None:
     print_conclusion(test.sentence, test.exit_code, console)
 
 
-def _after(outcome: Outcome) -> str:
+def _after(outcome: MutantOutcome) -> str:
     return "–" if outcome.caught is None else str(outcome.caught.requests)
 
 

@@ -25,7 +25,7 @@ from harness.judging.findings import Judgement
 from harness.mutants.install import EnabledMutants, Marks, patched_roles
 from harness.profiles.cells import Plan, start_expected_s
 from harness.reports.judge_run import judge_and_report
-from harness.reports.selftest_result import Caught, Control, Kill, Outcome, SelfTest
+from harness.reports.selftest_result import Caught, Control, Kill, MutantOutcome, SelfTest
 from harness.reports.summary import RunSummary
 from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
@@ -46,7 +46,7 @@ class SelfTester:
         self._environment = environment
         self._folder = folder
         self._reporter = reporter
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[MutantOutcome] = []
         self._controls: list[Control] = []
         self._starts = 0
 
@@ -203,7 +203,7 @@ class SelfTester:
         caught: Caught | None = None,
     ) -> None:
         self._outcomes.append(
-            Outcome(
+            MutantOutcome(
                 mutant=trial.mutant,
                 kill=kill,
                 reason=reason,

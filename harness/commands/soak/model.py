@@ -14,7 +14,7 @@ HARNESS = "harness"
 """Name of the harness's own process among the sampled trees; the others are named after the engine's role."""
 
 
-class Tree(Strict):
+class TreeUsage(Strict):
     """A process and its descendants at one moment."""
 
     processes: int
@@ -30,14 +30,14 @@ class Tree(Strict):
     """Their allocated size."""
 
 
-class Sample(Strict):
+class ResourceSample(Strict):
     """All trees at one moment."""
 
     kind: Literal["sample"] = "sample"
     at_s: float
     """Seconds since the soak began."""
     took_s: float
-    trees: dict[str, Tree]
+    trees: dict[str, TreeUsage]
 
 
 class Sums(Strict):

@@ -36,7 +36,7 @@ from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
 
 
-class Wanted(NamedTuple):
+class SoakOptions(NamedTuple):
     """The requested parameters of a soak."""
 
     minutes: float
@@ -63,7 +63,7 @@ def prepare_soak(source: str, cell: str) -> Prepared:
     return prepared._replace(works=(CellWork(work.cell, items, ()),))
 
 
-class Ended(NamedTuple):
+class JudgedSoak(NamedTuple):
     """A judged soak."""
 
     result: Soak
@@ -79,15 +79,15 @@ class Ended(NamedTuple):
 
 
 def soak(
-    prepared: Prepared, wanted: Wanted, out: Path, engine_python: str | None, flags: EngineFlags = NO_FLAGS
-) -> Ended:
+    prepared: Prepared, wanted: SoakOptions, out: Path, engine_python: str | None, flags: EngineFlags = NO_FLAGS
+) -> JudgedSoak:
     """Run the load, judge it and write the reports. Raises HarnessError only before anything was recorded."""
     environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
     folder = new_folder(out, prepared.profile, "soak")
     group, work = prepared.plan.groups[0], prepared.works[0]
     with FolderLock(folder), raise_once():
         reporter = Reporter(start_expected_s(group) + 60 * wanted.minutes)
-        run = _Run(prepared, wanted, folder, environment, reporter)
+        run = _Soak(prepared, wanted, folder, environment, reporter)
         try:
             with reporter:
                 reporter.line(
@@ -101,11 +101,11 @@ def soak(
             return run.end()
 
 
-class _Run:
+class _Soak:
     """One soak. Whatever fails, the result covers what was recorded until then."""
 
     def __init__(
-        self, prepared: Prepared, wanted: Wanted, folder: Path, environment: EngineEnvironment, reporter: Reporter
+        self, prepared: Prepared, wanted: SoakOptions, folder: Path, environment: EngineEnvironment, reporter: Reporter
     ) -> None:
         self._prepared = prepared
         self._wanted = wanted
@@ -190,7 +190,7 @@ class _Run:
             self._judge = RoundJudge(self._folder, baselines_for(history), known)
         return self._judge.judge(self._recorder.record, observations)
 
-    def end(self) -> Ended:
+    def end(self) -> JudgedSoak:
         """Judge and report what was recorded, then close the history: the answers of a long soak may not fit in memory,
         and the result does not need them."""
         self._guarded("closing the samples", self._record.close)
@@ -203,7 +203,7 @@ class _Run:
         self._recorder.store_soak_verdict(verdict)
         self._recorder.finish()
 
-    def _reported(self) -> Ended:
+    def _reported(self) -> JudgedSoak:
         """Build the result from what was recorded, and write the reports."""
         record, judge = self._record, self._judge
         together = judge.together(self._cell) if judge else []
@@ -229,8 +229,8 @@ class _Run:
         try:
             write_soak(result, record, self._folder)
         except StorageError as error:
-            return Ended(result, self._folder, str(error))
-        return Ended(result, self._folder)
+            return JudgedSoak(result, self._folder, str(error))
+        return JudgedSoak(result, self._folder)
 
 
 def _round_of(observations: Sequence[Observation], number: int, at_s: float, seconds: float, verdict: Verdict) -> Round:

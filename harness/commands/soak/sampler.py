@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.commands.soak.model import COUNTED, HARNESS, SAMPLES, Round, Sample, Tree
+from harness.commands.soak.model import COUNTED, HARNESS, SAMPLES, ResourceSample, Round, TreeUsage
 from harness.supervision import procfs
 from harness.supervision.procfs import Segment, Stat
 from harness.util.storage import LineFile
@@ -32,18 +32,18 @@ class Watcher:
         self._roots = dict(roots)
         self._had: dict[str, set[Segment]] = {name: set() for name in roots}
 
-    def sample(self) -> dict[str, Tree]:
+    def sample(self) -> dict[str, TreeUsage]:
         """Measure all trees, by name; a tree whose processes have all ended has zeros."""
         table, there = procfs.processes(), procfs.segments()
         return {name: self._tree(name, pid, table, there) for name, pid in self._roots.items()}
 
-    def _tree(self, name: str, pid: int, table: Mapping[int, Stat], there: Collection[Segment]) -> Tree:
+    def _tree(self, name: str, pid: int, table: Mapping[int, Stat], there: Collection[Segment]) -> TreeUsage:
         members = {pid} & table.keys() if name == HARNESS else procfs.family(pid, table)
         used = procfs.users(there, members)
         self._had[name] = {s for s in there if used[s] or s in self._had[name]}
         measured = [found for member in members if (found := _measured(member)) is not None]
         threads, descriptors, rss, pss = (sum(figures[i] for figures in measured) for i in range(4))
-        return Tree(
+        return TreeUsage(
             processes=len(measured),
             threads=threads,
             descriptors=descriptors,
@@ -74,12 +74,12 @@ class Record:
         """Time of the last line, since the start of the soak."""
         self.times_s = array("d")
         self.trees: dict[str, dict[str, array[float]]] = {}
-        """Figures by tree and field of ``Tree``, one per entry of ``times_s``."""
+        """Figures by tree and field of ``TreeUsage``, one per entry of ``times_s``."""
         self.sums: Counter[str] = Counter()
         """Sums of the fields in ``COUNTED`` over all rounds."""
         self.verdicts: Counter[str] = Counter()
 
-    def append(self, line: Sample | Round) -> None:
+    def append(self, line: ResourceSample | Round) -> None:
         """Append a line. Raises StorageError when it cannot be written; it is not counted then."""
         with self._lock:
             self._lines.append(line.model_dump_json())
@@ -128,7 +128,9 @@ class Sampler:
                 started = time.monotonic()
                 trees = self._watcher.sample()
                 took = time.monotonic() - started
-                self._record.append(Sample(at_s=round(started - self._begun, 3), took_s=round(took, 3), trees=trees))
+                self._record.append(
+                    ResourceSample(at_s=round(started - self._begun, 3), took_s=round(took, 3), trees=trees)
+                )
                 if gone := [name for name, tree in trees.items() if name != HARNESS and not tree.processes]:
                     raise ProcessLookupError(f"no process left of {', '.join(gone)}")
                 # After a slow sample, the missed ones are skipped.

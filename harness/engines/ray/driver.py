@@ -22,7 +22,7 @@ from harness.engines.command import EngineCommand
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import Inventory, cpu_engine_gib
 from harness.engines.places import EngineHandle, PairNodes, Places
-from harness.engines.ray.node import EngineState, NodeEngine, Offered, Wanted
+from harness.engines.ray.node import EngineState, NodeEngine, NodeRequirements, Offered
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HarnessError, InfrastructureError
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.model import Profile
@@ -338,7 +338,7 @@ class RayExecutor:
                 self._ray.util.remove_placement_group(bundles)
             self._holding.discard(group.id)
 
-    def _reserve(self, group: EngineGroup, profile: Profile, wanted: Sequence[Wanted]) -> Any:
+    def _reserve(self, group: EngineGroup, profile: Profile, wanted: Sequence[NodeRequirements]) -> Any:
         """Return a placement group once it has its nodes.
 
         Ray may have put other groups of this run on other nodes than planned, so this waits as long as any of them
@@ -365,7 +365,7 @@ class RayExecutor:
             f"{seen or 'none'}; add nodes, end the programs that use them, or change --pair-nodes"
         )
 
-    def _actor(self, bundles: Any, number: int, wanted: Wanted, unit: Mapping[str, float]) -> Any:
+    def _actor(self, bundles: Any, number: int, wanted: NodeRequirements, unit: Mapping[str, float]) -> Any:
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
         given = {"num_gpus": unit.get("GPU", 0.0), "num_cpus": unit.get("CPU", 0.0)}
         return (
@@ -381,7 +381,7 @@ class RayExecutor:
         )
 
 
-def _unit(profile: Profile, wanted: Wanted) -> dict[str, float]:
+def _unit(profile: Profile, wanted: NodeRequirements) -> dict[str, float]:
     """Return the resources that Ray reserves for an engine. An engine with one GPU takes a share of it, so that two
     fit."""
     if wanted.device == "cpu":
@@ -391,12 +391,12 @@ def _unit(profile: Profile, wanted: Wanted) -> dict[str, float]:
     return {"GPU": float(wanted.devices) if whole else profile.engine.gpu_memory_utilization}
 
 
-def _requirements(group: EngineGroup, profile: Profile, environment: EngineEnvironment, role: Role) -> Wanted:
+def _requirements(group: EngineGroup, profile: Profile, environment: EngineEnvironment, role: Role) -> NodeRequirements:
     folders = {"target": profile.target_folder}
     for method in (group.method, group.prefill_method):
         if method is not None and method.drafter_path is not None:
             folders[f"drafter of {method.kind}"] = method.drafter_path
-    return Wanted(
+    return NodeRequirements(
         profile.engine.device,
         profile.engine.devices_of(role),
         # Baselines are identified by the driver's GPU.

@@ -30,7 +30,7 @@ _GUARD_ENDING = "/".join(GUARD_FOLDER.parts[-3:])
 LOG_NAME = "engine.log"
 
 
-class Wanted(NamedTuple):
+class NodeRequirements(NamedTuple):
     """The requirements that a node must meet for one engine."""
 
     device: str
@@ -77,7 +77,7 @@ def engine_environment(env: dict[str, str]) -> dict[str, str]:
     return {**base, **env}
 
 
-def problems(wanted: Wanted) -> Iterable[str]:
+def problems(wanted: NodeRequirements) -> Iterable[str]:
     """Yield what this machine lacks of the requirements, as sentences."""
     if wanted.device == "gpu" and (found := gpu_name(gpus())) != wanted.gpu:
         yield (
@@ -107,7 +107,7 @@ def problems(wanted: Wanted) -> Iterable[str]:
 class NodeEngine:
     """The actor, which runs at most one engine. However its process ends, the engine is killed."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: NodeRequirements) -> None:
         self._wanted = wanted
         self._cores = Cores()
         self._engine: SupervisedEngine | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from harness.history.engine_interfaces import BY_SOURCE, STEP_TOKENS
 from harness.history.records import COLD, Leg, Observation
-from harness.history.surfaces import BY_SOURCE, STEP_TOKENS
 from harness.judging.evidence import CellView
 from harness.judging.figures import Counted
 from harness.judging.findings import CheckResult, Finding, conclude

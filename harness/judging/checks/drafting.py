@@ -23,8 +23,8 @@ from harness.history.acceptance import (
     same_but_for_undrafted,
     same_steps,
 )
+from harness.history.engine_interfaces import PER_REQUEST
 from harness.history.records import COLD, Leg, Observation, Speculation
-from harness.history.surfaces import PER_REQUEST
 from harness.history.verdict import Verdict
 from harness.judging.decision import Against, Change, Facts, decide
 from harness.judging.evidence import CellView

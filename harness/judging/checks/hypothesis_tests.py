@@ -25,16 +25,16 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from harness.baselines.model import Row
+from harness.baselines.model import BaselineRow
 from harness.history.acceptance import RequestCounts
 from harness.history.records import COLD
 from harness.history.token_ids import common_prefix, parted_at
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
 from harness.judging.checks.rescored import scores
+from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
 from harness.judging.recorded_cell import Answer
-from harness.judging.sight import Floor, Level, Sample, Seen, seen_in_answers, seen_in_rate, stage_power
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -167,7 +167,7 @@ def _level(name: TestName, raw: _Raw, alpha: float, judging: Judging) -> Level:
     return Level(alpha, columns, stage_power(judging))
 
 
-def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Judging, slack: float) -> Seen:
+def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Judging, slack: float) -> Detectable:
     """Return what a column would have seen."""
     sample = Sample(prompts, d.units)
     sd = d.error * d.units**0.5
@@ -180,11 +180,11 @@ def _seen(name: TestName, d: Difference, prompts: int, level: Level, judging: Ju
     return seen_in_answers(sd, sample, level, d.rates[0] if name == "first-step" else 1.0)
 
 
-def _least(columns: Sequence[Seen]) -> Seen | None:
+def _least(columns: Sequence[Detectable]) -> Detectable | None:
     """Return what every one of the columns would have seen; None without columns."""
     if not columns:
         return None
-    return Seen(max(s.share for s in columns), max(s.prompts for s in columns))
+    return Detectable(max(s.share for s in columns), max(s.prompts for s in columns))
 
 
 # --- the tests -------------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _first_accepted(view: CellView) -> dict[str, bool]:
     return {key: steps.accepted[0] > 0 for key, steps in view.steps().items() if steps.accepted}
 
 
-class Divergence(NamedTuple):
+class BaselineDivergence(NamedTuple):
     """The first difference of an output from the baseline's tokens."""
 
     at: int | None
@@ -324,7 +324,9 @@ class Divergence(NamedTuple):
     """Whether the difference is not a near tie."""
 
 
-def divergences(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Divergence, Divergence]]:
+def divergences(
+    view: CellView, rows: Mapping[str, BaselineRow]
+) -> dict[str, tuple[BaselineDivergence, BaselineDivergence]]:
     """Return the divergences of the A/A and of this cell from the baseline, by key, for prompts with an A/A."""
     bound = near_tie_nats(view)
     out = {}
@@ -341,16 +343,16 @@ def divergences(view: CellView, rows: Mapping[str, Row]) -> dict[str, tuple[Dive
     return out
 
 
-def _divergence(at: int | None, token: int | None, row: Row, bound: float) -> Divergence:
+def _divergence(at: int | None, token: int | None, row: BaselineRow, bound: float) -> BaselineDivergence:
     """Return the divergence of an output that has ``token`` at index ``at``."""
-    return Divergence(at, at is not None and not row.near_tie(at, token, bound))
+    return BaselineDivergence(at, at is not None and not row.near_tie(at, token, bound))
 
 
 def _token(output: Sequence[int], at: int | None) -> int | None:
     return output[at] if at is not None and at < len(output) else None
 
 
-def rows_with_repetition(view: CellView) -> dict[str, Row] | str:
+def rows_with_repetition(view: CellView) -> dict[str, BaselineRow] | str:
     """Return the rows of the method's baseline, which must have an A/A, or the reason why there are none."""
     baseline = view.baseline_or_reason(view.lineup)
     if isinstance(baseline, str):
@@ -393,7 +395,7 @@ def _survival(view: CellView, alpha: float) -> _Raw:
     )
 
 
-def _partings(pairs: Iterable[tuple[Divergence, Divergence]], beside: str) -> str:
+def _partings(pairs: Iterable[tuple[BaselineDivergence, BaselineDivergence]], beside: str) -> str:
     """Say how many outputs parted, of this run and of what it is compared with."""
     again, ours = zip(*pairs, strict=True)
     hard, ties = (

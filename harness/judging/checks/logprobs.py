@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from harness.baselines.model import Row
+from harness.baselines.model import BaselineRow
 from harness.history.records import COLD, Form, Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
@@ -187,7 +187,7 @@ def _complete(leg: Leg) -> bool:
     return leg.chosen_logprobs is not None and leg.top_gaps is not None
 
 
-def _moved_from_row(leg: Leg, row: Row, max_tokens: int | None, bound: float) -> LogprobDifference | None:
+def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:
     wanted = row.output_ids[:max_tokens]
     if row.gaps:
         return _moved(leg, wanted, None, row.gaps, bound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from harness.judging.sight import Sample, Seen
+from harness.judging.detection import Detectable, Sample
 from harness.profiles.model import Judging
 from harness.stats.paired import Difference
 
@@ -62,9 +62,9 @@ class Tested(NamedTuple):
     sample: Sample = Sample(0, 0)
     """The prompts that were compared, and the texts that they were made of."""
     problem: str = ""
-    seen: Seen | None = None
+    seen: Detectable | None = None
     """What it would have detected over all prompts."""
-    seen_in_stratum: Seen | None = None
+    seen_in_stratum: Detectable | None = None
     """The same for the least sensitive stratum; None without strata."""
     quiet: bool = True
     """Whether the baseline's two equal runs (A/A) pass the same test."""

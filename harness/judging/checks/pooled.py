@@ -25,8 +25,8 @@ from harness.judging.checks.hypothesis_tests import (
     wrong_when_rescored,
 )
 from harness.judging.checks.model import Column, Hits, Pooled, RegisteredTest, Tested
+from harness.judging.detection import Detectable, Level, Sample, seen_in_answers
 from harness.judging.evidence import CellView
-from harness.judging.sight import Level, Sample, Seen, seen_in_answers
 from harness.profiles.model import Judging
 from harness.stats.paired import Arms, Difference, by_unit, differences, label_swap, make_arms
 
@@ -131,7 +131,7 @@ def _tested(test: RegisteredTest, answers: Sequence[_Answer], cells: int, judgin
     return Tested(test, swap.p, swap.p, columns, Sample(most, arms.units), seen=worst, note=note)
 
 
-def _seen(d: Difference, prompts: int, level: Level) -> Seen:
+def _seen(d: Difference, prompts: int, level: Level) -> Detectable:
     return seen_in_answers(d.error * d.units**0.5, Sample(prompts, d.units), level)
 
 

@@ -3,7 +3,7 @@ hand-offs make an engine admit fewer and fewer requests, until it admits none.""
 
 from __future__ import annotations
 
-from harness.history.surfaces import RESET_PREFIX_CACHE
+from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude

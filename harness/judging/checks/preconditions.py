@@ -540,7 +540,7 @@ def _grown(observations: list[Observation], name: str) -> bool:
     return any(counters.get(name, 0) for counters in counted)
 
 
-class Proof(NamedTuple):
+class StateProof(NamedTuple):
     """How the state of a scenario is proven."""
 
     gaps: Callable[[CellView, dict[str, Observation]], Iterator[Gap]]
@@ -549,21 +549,21 @@ class Proof(NamedTuple):
 
 
 PROOFS = {
-    "prefix-hit": Proof(_prefix_hit, {"donor", "subject"}),
-    "chunked-prefill": Proof(_chunked, {"subject"}),
-    "concurrent": Proof(_concurrent, {"holder"}),
-    "crowd": Proof(_crowd),
-    "pressure": Proof(_pressure, {"waiting"}),
-    "refill": Proof(_refill, {"subject"}),
-    "late-pull": Proof(_late_pull, {"subject"}),
-    "recovery": Proof(_recovery, {"subject", "again"}),
-    "second-prefill": Proof(_second_prefill),
-    "appended-token": Proof(_appended_token, {"donor", "subject"}),
-    "shared-block": Proof(_shared_block, {"donor", "again", "bridge", "subject"}),
-    "continuation": Proof(_continuation, {"donor", "subject"}),
-    "same-step": Proof(_same_step, {"donor", "subject"}),
-    "sampled": Proof(_sampled, {"subject"}),
-    "features": Proof(_features),
-    "trace": Proof(_trace),
+    "prefix-hit": StateProof(_prefix_hit, {"donor", "subject"}),
+    "chunked-prefill": StateProof(_chunked, {"subject"}),
+    "concurrent": StateProof(_concurrent, {"holder"}),
+    "crowd": StateProof(_crowd),
+    "pressure": StateProof(_pressure, {"waiting"}),
+    "refill": StateProof(_refill, {"subject"}),
+    "late-pull": StateProof(_late_pull, {"subject"}),
+    "recovery": StateProof(_recovery, {"subject", "again"}),
+    "second-prefill": StateProof(_second_prefill),
+    "appended-token": StateProof(_appended_token, {"donor", "subject"}),
+    "shared-block": StateProof(_shared_block, {"donor", "again", "bridge", "subject"}),
+    "continuation": StateProof(_continuation, {"donor", "subject"}),
+    "same-step": StateProof(_same_step, {"donor", "subject"}),
+    "sampled": StateProof(_sampled, {"subject"}),
+    "features": StateProof(_features),
+    "trace": StateProof(_trace),
 }
 """By the kind of the scenario."""

@@ -19,6 +19,7 @@ from harness.judging.checks.model import (
     required,
 )
 from harness.judging.decision import Change, Facts, SecondStage, decide
+from harness.judging.detection import Detectable, describe
 from harness.judging.evidence import CellView
 from harness.judging.figures import (
     AcceptanceTestEvidence,
@@ -30,7 +31,6 @@ from harness.judging.figures import (
     TokenTestEvidence,
 )
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
-from harness.judging.sight import Seen, describe
 from harness.profiles.model import Judging
 
 _TOKENS: tuple[TestName, ...] = ("survival", "rescored")
@@ -246,7 +246,7 @@ def _blind_message(cell: CellView, tested: Tested, why: str) -> str:
     )
 
 
-def _size(seen: Seen | None) -> str:
+def _size(seen: Detectable | None) -> str:
     return describe(seen) if seen is not None else "nothing"
 
 
@@ -284,11 +284,11 @@ def _figures(tested: Tested, alpha: float) -> HypothesisFigures:
     )
 
 
-def _percent(seen: Seen | None) -> float | None:
+def _percent(seen: Detectable | None) -> float | None:
     return None if seen is None else _finite(100 * seen.share)
 
 
-def _prompts(seen: Seen | None) -> int | None:
+def _prompts(seen: Detectable | None) -> int | None:
     return int(seen.prompts) if seen is not None and math.isfinite(seen.prompts) else None
 
 

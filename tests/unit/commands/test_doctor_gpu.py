@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.doctor import Item
+from harness.commands.doctor import Examined
 from harness.commands.doctor.gpu import (
-    Gpu,
+    VisibleGpu,
     gpu_items,
     hub_items,
     parse_gpus,
@@ -62,7 +62,7 @@ def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_c
 
 
 def test_driver_answers_are_read_and_unknown_memory_is_left_out():
-    assert parse_gpus(SMI) == [Gpu("NVIDIA L4", "580.65.06", 23034 / 1024, 22500 / 1024)]
+    assert parse_gpus(SMI) == [VisibleGpu("NVIDIA L4", "580.65.06", 23034 / 1024, 22500 / 1024)]
     assert parse_gpus("") == parse_gpus("No devices were found\n") == []
 
 
@@ -75,7 +75,7 @@ def test_memory_of_a_pair_on_one_gpu(tmp_path, share, target, free, fits):
     profile = gpu_profile(tmp_path, gpu_memory_utilization=share)
     drafters = {m.kind: str(m.drafter) for m in profile.methods if m.kind != "none"}
     weights = {str(profile.target): target * GIB, drafters["eagle3"]: GIB, drafters["mtp"]: GIB // 2}
-    [item] = gpu_items(profile, None, [Gpu("L4", "580.1", 22.5, free)], weights)
+    [item] = gpu_items(profile, None, [VisibleGpu("L4", "580.1", 22.5, free)], weights)
     assert (item.what, item.ok, item.needed) == ("GPU memory", fits, True)
     assert f"2 engines of {share * 22.5:.1f} GiB" in item.found and f"weights {target + 1:.1f} GiB" in item.found
     assert "gpu_memory_utilization" in item.advice
@@ -86,7 +86,7 @@ def test_memory_of_a_pair_on_one_gpu(tmp_path, share, target, free, fits):
     [("580.65.06", "13.0", True), ("570.1", "13.0", False), ("525.60.13", "12.8", True), ("470.1", "12.8", False)],
 )
 def test_driver_is_compared_with_the_cuda_of_torch(tmp_path, driver, cuda, ok):
-    items = gpu_items(gpu_profile(tmp_path), fake_python(tmp_path, cuda), [Gpu("L4", driver, 22.5, 22.0)], {})
+    items = gpu_items(gpu_profile(tmp_path), fake_python(tmp_path, cuda), [VisibleGpu("L4", driver, 22.5, 22.0)], {})
     [item] = [i for i in items if i.what == "GPU driver"]
     assert item.ok is ok and f"CUDA {cuda}" in item.found
     assert ok or "update it" in item.advice
@@ -94,7 +94,7 @@ def test_driver_is_compared_with_the_cuda_of_torch(tmp_path, driver, cuda, ok):
 
 def test_cpu_profiles_ask_for_no_gpu():
     cpu = load_profile("cpu")
-    assert gpu_items(cpu, None, [Gpu("L4", "1", 22.5, 1.0)], {}) == []
+    assert gpu_items(cpu, None, [VisibleGpu("L4", "1", 22.5, 1.0)], {}) == []
     assert transport_items(cpu, environment("/nowhere")) == []
     assert hub_items("cpu") == []
 
@@ -111,7 +111,7 @@ def test_memory_is_judged_by_the_variant_that_fits_worst():
     weights = {t: (2 if "0.8B" in t else 15) * GIB for t in {str(p.target) for p in profile.written_parts}}
 
     def fits(total: float) -> bool:
-        [item] = gpu_items(profile, None, [Gpu("A100", "580.1", total, total)], weights)
+        [item] = gpu_items(profile, None, [VisibleGpu("A100", "580.1", total, total)], weights)
         return item.ok
 
     assert [fits(t) for t in (24.0, 40.0, 58.0, 80.0)] == [False, False, False, True]
@@ -203,7 +203,7 @@ def machine(tmp_path, monkeypatch):
     return root
 
 
-def look(profile: Profile, engines: EngineEnvironment | None, machine: Path) -> dict[str, Item]:
+def look(profile: Profile, engines: EngineEnvironment | None, machine: Path) -> dict[str, Examined]:
     return {i.what: i for i in toolchain_items(profile, engines, machine)}
 
 

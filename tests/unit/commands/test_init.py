@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.init import Wanted, new_profile
+from harness.commands.init import InitOptions, new_profile
 from harness.errors import EnvironmentFault, ProfileError, UsageError
 from harness.judging.power import sensitivity
 from harness.profiles.hub import Hub, Remote
@@ -17,7 +17,7 @@ from harness.workload.prepare import prepare
 from tests.support.program import inside
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
-WANTED = Wanted("Qwen/Qwen3-4B", "me/x", "eagle3", 5, "gpu", None)
+WANTED = InitOptions("Qwen/Qwen3-4B", "me/x", "eagle3", 5, "gpu", None)
 
 
 class Answers(Hub):
@@ -33,7 +33,7 @@ class Answers(Hub):
         return Remote(self._commit, 1, 1, False)
 
 
-def written(tmp_path, wanted: Wanted = WANTED, commit: str | None = COMMIT) -> tuple[Path, tuple[str, ...]]:
+def written(tmp_path, wanted: InitOptions = WANTED, commit: str | None = COMMIT) -> tuple[Path, tuple[str, ...]]:
     path = tmp_path / "mine.yaml"
     found = new_profile(wanted, path, Answers(commit, tmp_path))
     path.write_text(found.text)
@@ -68,7 +68,7 @@ def test_a_revision_that_was_named_is_kept(tmp_path):
 @pytest.mark.parametrize("method", ["none", *KNOWN_METHODS])
 def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device):
     drafter = "me/x" if traits_of(method, {}).drafter == "needed" else None
-    path, _ = written(tmp_path, Wanted("Qwen/Qwen3-4B", drafter, method, None, device, None))
+    path, _ = written(tmp_path, InitOptions("Qwen/Qwen3-4B", drafter, method, None, device, None))
     prepared = prepare(str(path), [], planned=True)
     assert {c.method.kind for c in prepared.plan.cells} == {"none", method}
     assert {c.topology for c in prepared.plan.cells} == {"pd", "single"}
@@ -100,7 +100,7 @@ def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):
 
 def test_a_folder_without_a_tokenizer_is_refused_and_one_can_be_named(tmp_path):
     probe = str(REPOSITORY / "models" / "probe" / "target")
-    wanted = Wanted(probe, None, "ngram", None, "cpu", None)
+    wanted = InitOptions(probe, None, "ngram", None, "cpu", None)
     with pytest.raises(ProfileError, match="expected a folder with tokenizer_config"):
         written(tmp_path, wanted)
     path, _ = written(tmp_path, wanted._replace(tokenizer=str(REPOSITORY / "models" / "probe" / "tokenizer")))
@@ -131,7 +131,7 @@ def test_models_and_questions_beside_the_profile_are_named_from_there(tmp_path):
         shutil.copytree(probe / name, tmp_path / "models" / name)
     (tmp_path / "q.txt").write_text("What is a kite?\n\nWho wrote Hamlet?\n")
     models = tmp_path / "models"
-    wanted = Wanted(str(models / "target"), None, "none", None, "cpu", None, None, str(models / "tokenizer"))
+    wanted = InitOptions(str(models / "target"), None, "none", None, "cpu", None, None, str(models / "tokenizer"))
     path, _ = written(tmp_path, wanted._replace(questions=tmp_path / "q.txt"))
     text = path.read_text()
     assert "target: ./models/target" in text and "tokenizer: ./models/tokenizer" in text and "file: ./q.txt" in text

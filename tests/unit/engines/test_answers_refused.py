@@ -10,8 +10,8 @@ import pytest
 from harness.engines.client import Client, Sampling, parse_completion
 from harness.engines.counters import parse_counters
 from harness.errors import HandoffError
+from harness.history.engine_interfaces import PER_REQUEST
 from harness.history.records import Leg
-from harness.history.surfaces import PER_REQUEST
 from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import drafts_happened
 from tests.support.builders import change_final, engine, history, observation, view, with_run

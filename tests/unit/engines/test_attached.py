@@ -15,11 +15,11 @@ from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, AttachedPlace, Front, Server, look_at, look_at_router
 from harness.engines.client import Sampling
 from harness.engines.command import build_command
-from harness.engines.log_facts import Facts
+from harness.engines.log_facts import LogFacts
 from harness.engines.routers import Routers
 from harness.engines.server_info import ServerInfo
 from harness.errors import EngineDiedError, UsageError
-from harness.history.surfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
+from harness.history.engine_interfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.model import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
@@ -39,7 +39,7 @@ def test_a_server_says_its_model_its_version_and_what_it_offers():
         found = look_at("single", f"{url}/", None)
     surfaces = dict.fromkeys((PAUSE, RESET_PREFIX_CACHE, SERVER_INFO), True)
     assert found == Server("single", url, None, "mine", "0.32.0", surfaces, ServerInfo(SAID, {}, True))
-    assert found.info.facts == Facts(model_runner=None, attention_backend=None, step_tokens=184)
+    assert found.info.facts == LogFacts(model_runner=None, attention_backend=None, step_tokens=184)
 
 
 @pytest.mark.parametrize("server", [{"dev": False}, {"said": "model='mine', …"}, {"said": None}])
@@ -48,7 +48,7 @@ def test_a_server_that_does_not_say_its_settings_has_its_block_size_in_its_metri
         found = look_at("single", url, None)
     assert not found.surfaces[SERVER_INFO]
     assert found.info == ServerInfo({"cache_config": {"block_size": 16}}, {}, False)
-    assert found.info.facts == Facts(None, None, None)
+    assert found.info.facts == LogFacts(None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_settings_of_an_unexpected_shape_are_not_told():
     for shape in ({}, {"cache_config": 3, "model_config": []}, {name: None for name in SAID if "spec" not in name}):
         info = ServerInfo(shape, {"VLLM_USE_V2_MODEL_RUNNER": "?"}, True)
         assert list(info.differences(PROFILE, method, "decode")) == []
-        assert info.facts == Facts(None, None, None)
+        assert info.facts == LogFacts(None, None, None)
     assert ServerInfo({}, {"VLLM_USE_V2_MODEL_RUNNER": True}, True).facts.model_runner == "V2"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.history.surfaces import RESET_PREFIX_CACHE
+from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.history.verdict import Verdict
 from harness.judging.checks import pools
 from harness.judging.checks.registry import judge

@@ -13,8 +13,8 @@ from harness.cli.app import app
 from harness.commands.plan import _correlation
 from harness.errors import DataError, ProfileError, UsageError
 from harness.judging import power
+from harness.judging.detection import Sample
 from harness.judging.power import Noise, Sensitivity, Together, sensitivity
-from harness.judging.sight import Sample
 from harness.profiles.model import Judging
 from harness.prompts.model import load_prompts, prompt_row, write_prompts
 from harness.util.files import sha256_json
@@ -48,11 +48,11 @@ def test_normal_tier_announces_its_tests(tmp_path):
     assert not alone.pooled and alone.in_all() is None
 
 
-def row(prompts: int, texts: int | None = None, **changes: object) -> power.Row:
+def row(prompts: int, texts: int | None = None, **changes: object) -> power.PowerRow:
     noise = Noise(0.04, 100, 0.7, True)
-    return power.Row("pd-eagle3", "cold", ("survival",), Sample(prompts, texts or prompts), 1000, noise, 3)._replace(
-        **changes
-    )
+    return power.PowerRow(
+        "pd-eagle3", "cold", ("survival",), Sample(prompts, texts or prompts), 1000, noise, 3
+    )._replace(**changes)
 
 
 def test_more_prompts_see_smaller_effects():

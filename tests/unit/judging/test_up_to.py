@@ -6,7 +6,7 @@ import pytest
 
 from harness.api import acceptance
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Again, Row
+from harness.baselines.model import Again, BaselineRow
 from harness.baselines.store import load_baseline, write_baseline
 from harness.history.acceptance import pool, real_steps, request_counts
 from harness.history.records import Observation, Speculation
@@ -138,7 +138,7 @@ def test_baselines_keep_what_was_drafted(tmp_path):
     mine = [r.model_copy(update=changes) for r in rows([40, 65], "ngram")]
     for method, recorded in (("none", plain), ("ngram", mine)):
         write_baseline(tmp_path / f"{method}.json", identity(method), provenance(), recorded)
-        read: tuple[Row, ...] = load_baseline(tmp_path / f"{method}.json").rows
+        read: tuple[BaselineRow, ...] = load_baseline(tmp_path / f"{method}.json").rows
         assert read == tuple(recorded)
     assert "drafted" not in (tmp_path / "none.csv").read_text()
     summary = load_baseline(tmp_path / "ngram.json").header.summary

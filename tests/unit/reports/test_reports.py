@@ -15,7 +15,7 @@ from harness.reports.html import render_html
 from harness.reports.judge_run import judgement_json, linked_from
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
-from harness.reports.prompts import Row
+from harness.reports.prompts import PromptRow
 from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, grouped_findings, summarise_run
 from harness.reports.terminal import print_summary
@@ -50,7 +50,7 @@ def bad() -> RunSummary:
     return summarise(changed)
 
 
-def found_in_pair(summary: RunSummary) -> Row:
+def found_in_pair(summary: RunSummary) -> PromptRow:
     """The first request of pd-eagle3 with a finding."""
     return next(r for r in summary.prompts.rows if r.place[0] == "pd-eagle3" and r.findings)
 

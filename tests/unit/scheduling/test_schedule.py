@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.scheduling.model import Device, EngineNeed, Job, tails
 from harness.scheduling.packing import impossible
 from harness.scheduling.planning import one_by_one, planned, simulate
-from harness.scheduling.scheduler import Rule, Scheduler
+from harness.scheduling.scheduler import PlacementRule, Scheduler
 
 ONE = [Device("a0", "a", 80.0)]
 TWO_NODES = [Device(f"{n}{i}", n, 80.0, i) for n in "ab" for i in range(2)]
@@ -27,7 +27,7 @@ def pair(name, prefill=32.0, decode=32.0, seconds=100.0, sizes=(1, 1), **more):
 
 
 def scheduler(jobs, devices, clock=lambda: 0.0, **more):
-    return Scheduler(jobs, devices, Rule("as given", tuple(j.id for j in jobs), **more), clock)
+    return Scheduler(jobs, devices, PlacementRule("as given", tuple(j.id for j in jobs), **more), clock)
 
 
 def started(found):
@@ -130,7 +130,7 @@ def test_wide_job_is_not_starved_by_narrow_ones():
     """Eight narrow jobs of equal length keep one of two GPUs busy at all times unless the wide one's turn is kept."""
     narrow = [single(f"n{i}", 60, seconds=100 + 10 * i) for i in range(8)]
     jobs = [narrow[0], narrow[1], single("wide", 60, devices=2), *narrow[2:]]
-    rule = Rule("as given", tuple(j.id for j in jobs))
+    rule = PlacementRule("as given", tuple(j.id for j in jobs))
     kept = simulate(jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, rule, c))
     greedy = simulate(jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, rule._replace(reserve=False), c))
     begins = [{s.placement.job.id: s.start_s for s in found.slots}["wide"] for found in (kept, greedy)]
@@ -144,7 +144,9 @@ def test_short_job_fills_the_time_before_a_reservation():
         single("late", 60, 400),
         single("short", 60, 90),
     ]
-    found = simulate(jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, Rule("r", tuple(x.id for x in j)), c))
+    found = simulate(
+        jobs, TWO_NODES[:2], lambda j, d, c: Scheduler(j, d, PlacementRule("r", tuple(x.id for x in j)), c)
+    )
     times = {s.placement.job.id: s.start_s for s in found.slots}
     assert times == {"long": 0, "short": 0, "wide": 300, "late": 400}
 
@@ -256,7 +258,7 @@ def test_devices_that_make_no_sense(devices):
         planned([single("x")], devices)
 
 
-@pytest.mark.parametrize("rule", [Rule("short", ()), Rule("none at once", ("x",), at_once=0)])
+@pytest.mark.parametrize("rule", [PlacementRule("short", ()), PlacementRule("none at once", ("x",), at_once=0)])
 def test_rules_that_make_no_sense(rule):
     with pytest.raises(UsageError, match=rule.name):
         Scheduler([single("x")], ONE, rule)

@@ -16,14 +16,14 @@ from harness.profiles.model_survey import survey_convertible
 from harness.workload.prepare import prepare
 
 
-class Step(NamedTuple):
+class PrepareStep(NamedTuple):
     """One command that makes something that a run needs."""
 
     what: str
     argv: tuple[str, ...]
 
 
-def next_step(profile: str, engine_python: str | None = None) -> Step | None:
+def next_step(profile: str, engine_python: str | None = None) -> PrepareStep | None:
     """Return the first thing that a run of a profile lacks; None when nothing is missing that a command can make.
     Raises ProfileError and DataError for what no command can put right."""
     written = read_profile(profile, with_prompts=False)
@@ -31,22 +31,22 @@ def next_step(profile: str, engine_python: str | None = None) -> Step | None:
     if any(
         hub.cached(ref, role) is None for part in written.written_parts for role, ref in references_of(part).items()
     ) or any(m.folder is None for m in survey_convertible(written)):
-        return Step("download the models that are not here", ("models", "--profile", profile, "--download"))
+        return PrepareStep("download the models that are not here", ("models", "--profile", profile, "--download"))
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
         what = "build the prompt sets of the texts that their recipes name; no engine is started"
-        return Step(what, ("prompts", "build", "--for-profile", profile))
+        return PrepareStep(what, ("prompts", "build", "--for-profile", profile))
     prepared = prepare(profile, [], record=True)
     if not all(found.found for found in lookups_now(prepared, None).values()):
         own = ("--engine-python", engine_python) if engine_python is not None else ()
         what = "record the baselines: the single engine of each method is asked everything twice"
-        return Step(what, ("baseline", "record", "--profile", profile, *own))
+        return PrepareStep(what, ("baseline", "record", "--profile", profile, *own))
     return None
 
 
 def make_missing(profile: str, tell: Callable[[str], None], engine_python: str | None = None) -> None:
     """Carry out the steps, each as the command that it is. Raises EnvironmentFault when a command fails, or when what
     it was to make is missing all the same."""
-    done: set[Step] = set()
+    done: set[PrepareStep] = set()
     while (step := next_step(profile, engine_python)) is not None:
         command = shlex.join(("harness", *step.argv))
         if step in done:

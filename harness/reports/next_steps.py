@@ -30,16 +30,16 @@ class _Result(BaseModel):
     verdict: str
 
 
-class _Cell(BaseModel):
+class _CellResults(BaseModel):
     cell: str
     scenario: str = COLD
     results: tuple[_Result, ...]
 
 
-class _Judged(BaseModel):
+class _Judgement(BaseModel):
     """The part of a ``judgement.json`` that is needed here, as any version of the harness wrote it."""
 
-    cells: tuple[_Cell, ...]
+    cells: tuple[_CellResults, ...]
 
     @property
     def failed(self) -> frozenset[_Place]:
@@ -148,6 +148,6 @@ def _earlier(history: History) -> Iterator[tuple[str, frozenset[_Place]]]:
         if run.started < history.run.started:
             found.append((run.started, folder))
     for _, folder in sorted(found)[-_LOOKED_AT:]:
-        judged = part_of(folder / JUDGEMENT, _Judged)
+        judged = part_of(folder / JUDGEMENT, _Judgement)
         if judged is not None:
             yield folder.name, judged.failed

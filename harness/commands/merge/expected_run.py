@@ -19,7 +19,7 @@ from harness.util.strict import describe_validation_error
 from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios
 
 
-class Wanted(NamedTuple):
+class MergeOptions(NamedTuple):
     """What the merged run should consist of, and what is tolerated in its parts."""
 
     expect: str | None = None
@@ -81,7 +81,7 @@ class ExpectedRun(NamedTuple):
         return next((prompts[p.variant] for p in self.profile.parts if p.variant in prompts), "")
 
 
-def expected_run(run: RunRecord, signature: Signature, wanted: Wanted) -> ExpectedRun:
+def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> ExpectedRun:
     """Return the matrix to expect. Raises UsageError when the profile given differs from the recorded one, or a pattern
     matches nothing."""
     if wanted.expect is None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.history.verdict import Verdict
-from harness.reports.beyond import print_comparison, print_trend, render_comparison, render_trend
+from harness.reports.across_runs import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun

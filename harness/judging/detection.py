@@ -47,7 +47,7 @@ class Sample(NamedTuple):
         return self.prompts / self.units if self.units else 1.0
 
 
-class Seen(NamedTuple):
+class Detectable(NamedTuple):
     """What a test sees with the power that was asked for."""
 
     share: float
@@ -61,14 +61,14 @@ class Seen(NamedTuple):
         return points is None or self.share <= points / 100
 
 
-def describe(seen: Seen) -> str:
+def describe(seen: Detectable) -> str:
     """Say in words what is seen."""
     if not math.isfinite(seen.share):
         return "nothing (too few texts)"
     return f"{100 * seen.share:.2f} points, or the loss of {seen.prompts:.0f} prompts"
 
 
-BLIND = Seen(math.inf, math.inf)
+BLIND = Detectable(math.inf, math.inf)
 
 
 def stage_power(judging: Judging) -> float:
@@ -87,7 +87,7 @@ class Floor(NamedTuple):
     """Level of that interval."""
 
 
-def seen_in_rate(sd: float, rate: float, steps: float, sample: Sample, level: Level, floor: Floor) -> Seen:
+def seen_in_rate(sd: float, rate: float, steps: float, sample: Sample, level: Level, floor: Floor) -> Detectable:
     """Return what a test of a rate sees, such as the acceptance at a position.
 
     ``sd`` is the standard deviation of one unit's linearised difference between equal runs, ``steps`` the mean number
@@ -101,10 +101,10 @@ def seen_in_rate(sd: float, rate: float, steps: float, sample: Sample, level: Le
         share = max(share, floor.slack * rate + beyond)
     # Prompts whose rate falls to zero lower the mean by their share of it.
     lost = math.ceil(share * sample.prompts / rate) if rate > 0 else sample.prompts
-    return Seen(share, min(max(level.least, lost), sample.prompts))
+    return Detectable(share, min(max(level.least, lost), sample.prompts))
 
 
-def seen_in_answers(sd: float, sample: Sample, level: Level, shows: float = 1.0) -> Seen:
+def seen_in_answers(sd: float, sample: Sample, level: Level, shows: float = 1.0) -> Detectable:
     """Return what a test sees in which each prompt is right or wrong.
 
     ``sd`` as in ``seen_in_rate``: 0 if equal runs agree. ``shows`` is the share of damaged prompts in which it shows.
@@ -116,4 +116,4 @@ def seen_in_answers(sd: float, sample: Sample, level: Level, shows: float = 1.0)
     share = max(noise, hit)
     if not share <= 1:
         return BLIND
-    return Seen(share, max(level.least, math.ceil(noise * sample.prompts)))
+    return Detectable(share, max(level.least, math.ceil(noise * sample.prompts)))

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from harness.commands import missing
-from harness.commands.missing import Step, make_missing, next_step
+from harness.commands import prepare_profile
+from harness.commands.prepare_profile import PrepareStep, make_missing, next_step
 from harness.errors import EnvironmentFault, UsageError
 from tests.support.builders import changed_profile, extending
 
@@ -47,13 +47,13 @@ def test_models_come_first(tmp_path, monkeypatch):
     assert next_step(path).argv == ("models", "--profile", path, "--download")
 
 
-STEP = Step("record the baselines: twice", ("baseline", "record", "--profile", "a b.yaml"))
+STEP = PrepareStep("record the baselines: twice", ("baseline", "record", "--profile", "a b.yaml"))
 
 
 @pytest.mark.parametrize(("code", "error"), [(2, EnvironmentFault), (64, UsageError)])
 def test_command_that_fails_ends_it_with_its_kind_of_exit_code(monkeypatch, code, error):
     said: list[str] = []
-    monkeypatch.setattr(missing, "next_step", lambda *_: STEP)
+    monkeypatch.setattr(prepare_profile, "next_step", lambda *_: STEP)
     monkeypatch.setattr(subprocess, "run", lambda argv, check: subprocess.CompletedProcess(argv, code))
     with pytest.raises(error, match=f"exit code {code}"):
         make_missing("a b.yaml", said.append)
@@ -61,7 +61,7 @@ def test_command_that_fails_ends_it_with_its_kind_of_exit_code(monkeypatch, code
 
 
 def test_command_that_changes_nothing_is_not_repeated(monkeypatch):
-    monkeypatch.setattr(missing, "next_step", lambda *_: STEP)
+    monkeypatch.setattr(prepare_profile, "next_step", lambda *_: STEP)
     monkeypatch.setattr(subprocess, "run", lambda argv, check: subprocess.CompletedProcess(argv, 0))
     with pytest.raises(EnvironmentFault, match="found the same missing as before"):
         make_missing("a b.yaml", lambda _: None)

@@ -14,7 +14,7 @@ from tests.support.supervised import gone, wait_for
 
 CHILD = """
 import os, signal, sys, time
-from harness.supervision.apart import continue_in_child
+from harness.supervision.run_in_child import continue_in_child
 def interrupted(*_):
     print("asked to end", flush=True)
     sys.exit(2)
