@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -95,7 +95,7 @@ def new_baselines(
         raise UsageError(f"{history.folder}: expected single cells to record baselines from, found none")
     left_out = incomplete(history)
     once = incomplete(again) if again is not None else {}
-    source = history.run.profile.get("source", history.run.profile["name"])
+    source = history.run.asked_for.source
     collected = {}
     kept: dict[str, int] = {}
     known: set[str] = set()
@@ -149,21 +149,16 @@ def new_baselines(
 
 def _bitwise(history: History) -> bool:
     """Return whether equal runs of the engines of a recording are equal, by its profile or by what it measured."""
-    tier = _judging(history).get("tier", "bitwise")
+    tier = history.run.asked_for.tier
     if tier != "auto":
         return bool(tier == "bitwise")
     measured = [found.repeats for found in history.rounding.values()]
     return bool(measured) and all(measured)
 
 
-def _judging(history: History) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = history.run.profile.get("judging") or {}
-    return found
-
-
 def _near_tie_nats(history: History, collected: Mapping[str, list[BaselineRow]]) -> float:
     """Return the gap of a near tie between the engines of a recording, in nats: as set, or what the recording shows."""
-    given = _judging(history).get("near_tie_nats", 0.02)
+    given = history.run.asked_for.near_tie_nats
     if given is not None or not collected:
         return float(given or 0.0)
     found = [r.largest(*get_args(WayName)) for lineup in collected for r in (_rounding(history, lineup, None),)]
@@ -207,7 +202,7 @@ def _replaced(history: History, method: str, folder: Path) -> Lookup:
     """Look up the baseline that a new one from this run would replace."""
     identity = identity_in(history, method)
     limits = Limits(10**6, 10**6)
-    return look_up(folder, identity, str(history.run.profile["name"]), limits, history.run.started)
+    return look_up(folder, identity, history.run.asked_for.name, limits, history.run.started)
 
 
 def _require_repetition(history: History, again: History) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from harness.errors import DataError
 from harness.profiles.cells import CellName
 from harness.profiles.methods import MethodName
-from harness.profiles.model import part_of
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.util import yaml_io
 from harness.util.paths import REPOSITORY
 from harness.util.strict import Strict, describe_validation_error
@@ -89,18 +89,17 @@ def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
         raise DataError(f"published figures {path}: expected YAML, but it cannot be read: {error}") from error
 
 
-def published_for(bands: Iterable[Band], profile: dict[str, Any], lineup: str) -> list[Band]:
+def published_for(bands: Iterable[Band], profile: RecordedProfile, lineup: str) -> list[Band]:
     """Return the bands for the models that a recorded profile uses for a lineup."""
     name = CellName.of_lineup(lineup)
-    return matching(bands, part_of(profile, name.variant), name.method)
+    return matching(bands, profile.part(name.variant), name.method)
 
 
-def matching(bands: Iterable[Band], profile: dict[str, Any], method: str) -> list[Band]:
+def matching(bands: Iterable[Band], profile: RecordedProfile, method: str) -> list[Band]:
     """Return the bands for the models that a recorded profile uses. Hub models and folders match by name."""
-    raw: dict[str, Any] = next((m for m in profile.get("methods", ()) if m.get("kind") == method), {})
-    hub = {role: source["repo"] for role, source in profile.get("sources", {}).items() if "repo" in source}
-    target, drafter = hub.get("target", profile.get("target")), hub.get(method, raw.get("drafter"))
-    k = raw.get("num_speculative_tokens")
+    asked = profile.method(method)
+    target, drafter = profile.named("target"), profile.named(method)
+    k = asked.get("num_speculative_tokens")
     return [
         b
         for b in bands

@@ -39,7 +39,7 @@ def judged_run(summary: RunSummary) -> dict[str, Any]:
         "run": {
             "id": run.run_id,
             "folder": str(summary.history.folder),
-            "profile": run.profile.get("name"),
+            "profile": run.asked_for.name,
             "vllm": run.versions.get("vllm"),
             "interrupted": run.interrupted,
             "seconds": finite(run.seconds.get("total")),

@@ -78,7 +78,7 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     """
     history = load_history(run_dir)
     again = load_history(again_dir) if again_dir is not None else None
-    prepared = prepare(source or str(history.run.profile.get("source", history.run.profile["name"])), ["single-*"])
+    prepared = prepare(source or history.run.asked_for.source, ["single-*"])
     where = folder_for(prepared, folder, history.run.engine_flags)
     return new_baselines(history, again, prepared.sets, where, keep_unasked=True)
 

@@ -48,9 +48,8 @@ def _method(history: History, cell: str, k: int) -> dict[str, Any]:
         return out
     steps = {p: s.accepted for p, leg in legs.items() if (s := real_steps(leg))}
     rates = pool(steps.values(), k)
-    forecast = {
-        p: probe_task.forecast_acceptance(sent[p], k, history.run.profile["workload"]["max_tokens"]) for p in steps
-    }
+    most = history.run.asked_for.max_tokens or 0
+    forecast = {p: probe_task.forecast_acceptance(sent[p], k, most) for p in steps}
     return out | {
         "draft_steps": rates.steps,
         "acceptance": [round(r, 4) for r in rates.rates],

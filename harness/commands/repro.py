@@ -260,7 +260,7 @@ def from_run(
     judgement = assess(history).judgement
     finding = find(judgement, wanted)
     target = target_of(finding)._replace(goal=goal_of(judgement, finding))
-    source = str(history.run.profile.get("source", ""))
+    source = history.run.asked_for.file
     return _prepared(_profile(history), source, target, history), target, history.run.mutants
 
 
@@ -282,9 +282,8 @@ def from_names(source: str, cell: str, prompt: str, scenario: str) -> tuple[Prep
 
 
 def _profile(history: History) -> Profile:
-    raw = {k: v for k, v in history.run.profile.items() if k != "source"}
     try:
-        return Profile.model_validate(raw)
+        return history.run.asked_for.as_profile()
     except ValidationError as error:
         raise DataError(
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"

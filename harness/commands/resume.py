@@ -73,7 +73,7 @@ def prepare_resume(folder: Path) -> Resumable:
     _require_resumable(history)
     run = history.run
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
-    source = str(run.profile.get("source", run.profile["name"]))
+    source = run.asked_for.source
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
     # A run that finished can lack its second stage only; its failed cells are not repeated.
     rest = _rest(whole, history) if unfinished(run) else whole._replace(plan=Plan((), ()), works=(), lacking={})

@@ -200,7 +200,7 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         run = RunRecord.model_validate(raw)
     except ValidationError as error:
         raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
-    if not isinstance(run.profile.get("name"), str):
+    if not isinstance(run.asked_for.setting("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     wrong = list(contradictions(run))
     if version == SCHEMA and run.merged is None:

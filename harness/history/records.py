@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.profiles.scenarios import Abandon, Feature
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
@@ -457,6 +458,11 @@ class RunRecord(Strict):
     runs."""
 
     @property
+    def asked_for(self) -> RecordedProfile:
+        """The recorded profile."""
+        return RecordedProfile(self.profile)
+
+    @property
     def attached(self) -> bool:
         """Whether the run asked servers that ran already, and started none."""
         return any(engine.attached for engine in self.engines)
@@ -470,7 +476,7 @@ class RunRecord(Strict):
     @property
     def normal(self) -> bool:
         """Whether the run may be judged in the normal tier, by registered tests."""
-        return self.profile.get("judging", {}).get("tier") in ("normal", "auto")
+        return self.asked_for.tier in ("normal", "auto")
 
     @property
     def cannot_pass(self) -> bool:

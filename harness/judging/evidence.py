@@ -28,7 +28,7 @@ class CellView(RecordedCell):
     @property
     def dtype(self) -> str:
         """The type in which the engines compute."""
-        return str(self.engine_settings.get("dtype", "float32"))
+        return self.settings.dtype
 
     def baseline_or_reason(self, lineup: str) -> Baseline | str:
         """Return the baseline of a lineup, or why there is none."""

@@ -27,7 +27,7 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         # What a mutant breaks must not be excused as a known defect.
         return judgement
     version = history.run.versions.get("vllm")
-    device = str(history.run.profile.get("engine", {}).get("device", "cpu"))
+    device = "gpu" if history.run.asked_for.engine.on_gpu else "cpu"
     valid, notices = [], []
     for entry in known.entries:
         narrowed = _with_its_runner(entry.defect, history)

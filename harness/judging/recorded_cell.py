@@ -10,18 +10,16 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self, get_args
 
 from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.errors import DataError
 from harness.history.acceptance import RequestCounts, Steps, real_steps, request_counts, settle_padding
 from harness.history.folder import History
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Form, Leg, Observation
 from harness.history.token_ids import common_prefix
-from harness.profiles import connectors
 from harness.profiles.cells import SECOND_P, CellName
-from harness.profiles.engine_args import PIPELINE, parallel_size
-from harness.profiles.methods import Traits, recorded_traits
-from harness.profiles.model import TensorParallel, part_of
+from harness.profiles.methods import Traits
+from harness.profiles.recorded_profile import RecordedEngine, RecordedProfile
 from harness.profiles.scenarios import (
     SECOND,
     AppendedToken,
@@ -38,8 +36,6 @@ from harness.prompts.lengths import blocks, classify, published_blocks
 PRESSURE_SLACK = 0.1
 CHUNKS_SLACK = 0.03
 """The most that other chunks moved the mean of a single request (EAGLE3 and MTP; docs/scenarios.md)."""
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
 
 class Answer(NamedTuple):
@@ -126,7 +122,7 @@ class RecordedCell:
     @cached_property
     def traits(self) -> Traits:
         """What is known of the cell's method of vLLM."""
-        return recorded_traits(part_of(self.history.run.profile, self.name.variant), self.method)
+        return self.profile.traits(self.method)
 
     @property
     def handed_off(self) -> bool:
@@ -189,51 +185,26 @@ class RecordedCell:
         """The scenario as configured in the profile; None for cold prompts. Raises DataError for a damaged record."""
         if self.cold:
             return None
-        for raw in part_of(self.history.run.profile, self.name.variant).get("scenarios", ()):
-            if raw.get("id") == self.scenario:
-                try:
-                    return _SCENARIO.validate_python(raw)
-                except ValidationError as error:
-                    raise DataError(f"scenario {self.scenario} of the recorded profile is damaged: {error}") from error
-        return None
+        try:
+            return self.profile.scenario(self.scenario)
+        except ValidationError as error:
+            raise DataError(f"scenario {self.scenario} of the recorded profile is damaged: {error}") from error
+
+    @cached_property
+    def profile(self) -> RecordedProfile:
+        """What was asked of this cell's variant."""
+        return self.history.run.asked_for.part(self.name.variant)
 
     @property
-    def kv_lease_s(self) -> float:
-        """Seconds for which P keeps the blocks of a hand-off; vLLM's default unless the profile sets it."""
-        return float(self.engine_settings.get("kv_lease_s", 30))
-
-    @property
-    def by_nixl(self) -> bool:
-        """Whether NIXL moves the KV of a pair, and its counters prove it."""
-        settings = self.engine_settings
-        return connectors.by_nixl(settings.get("kv_connector"), settings.get("kv_connector_extra_config") or {})
-
-    @property
-    def context_tokens(self) -> int | None:
-        """Largest number of prompt and output tokens of a request; None if the profile does not say."""
-        return self.engine_settings.get("max_model_len")
+    def settings(self) -> RecordedEngine:
+        """The settings that the engines of the cell were to have."""
+        return self.profile.engine
 
     def fills_context(self, o: Observation, leg: Leg) -> bool:
         """Return whether a prompt and its answer fill the context, which ends a request early."""
-        return self.context_tokens is not None and len(o.sent_ids) + len(leg.output_ids or ()) >= self.context_tokens
-
-    @property
-    def kv_item_bytes(self) -> int:
-        """Bytes of one number in the KV cache; 1 where the profile does not say, which every size is a multiple of."""
-        settings = self.engine_settings
-        named = settings.get("kv_cache_dtype", "auto")
-        return _ITEM_BYTES.get(settings.get("dtype", "") if named == "auto" else named, 1)
-
-    @property
-    def engine_settings(self) -> dict[str, Any]:
-        """What the recorded profile asks of the engines of this cell's variant."""
-        return part_of(self.history.run.profile, self.name.variant).get("engine") or {}
-
-    def ranks(self, role: str) -> int:
-        """Return how many ranks of an engine hold KV of one request, each of which moves its own part."""
-        settings = self.engine_settings
-        tensor = TensorParallel.model_validate(settings.get("tensor_parallel") or {})
-        return tensor.of(role) * parallel_size(settings.get("extra_args") or (), [PIPELINE])
+        return self.settings.context_tokens is not None and (
+            len(o.sent_ids) + len(leg.output_ids or ()) >= self.settings.context_tokens
+        )
 
     @property
     def first_view(self) -> bool:
@@ -329,7 +300,7 @@ class RecordedCell:
         if not self.record.held_back or not self.handed_off or not o.looked_up or o.route not in ("cell", "former-p"):
             return 0
         held = len(self.prompt_of(o, "prefill"))
-        return self.record.left_to_d(held) if self.by_nixl else int(self.record.recurrent and held > 1)
+        return self.record.left_to_d(held) if self.settings.by_nixl else int(self.record.recurrent and held > 1)
 
     def has_all_cached(self, o: Observation, decode: Leg) -> bool:
         """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Where P leaves
@@ -356,7 +327,7 @@ class RecordedCell:
     def transfers_each(self) -> float:
         """NIXL transfers of a hand-off: one, or with several ranks as many as most have. Each rank of D reads from one
         or more of P, which depends on how KV is split."""
-        if max(map(self.ranks, self.roles)) == 1:
+        if max(map(self.settings.ranks, self.roles)) == 1:
             return 1.0
         counted = [made for _, leg in self.counted_alone() if (made := leg.counters.get("nixl_transfers"))]
         return statistics.mode(counted) if counted else 1.0

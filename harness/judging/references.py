@@ -45,7 +45,7 @@ def known_of(history: History) -> Path | None:
 
 def unread_list(history: History) -> str | None:
     """Return a sentence about a list of known defects that the run names and judging does not read, or None."""
-    named = history.run.profile.get("known_defects")
+    named = history.run.asked_for.setting("known_defects")
     if not named or known_of(history) is not None:
         return None
     if _listed(history) is None:
@@ -55,7 +55,7 @@ def unread_list(history: History) -> str | None:
 
 def _listed(history: History) -> Path | None:
     """Return the recorded path, which need not exist; None if there is none, or judging may not read it."""
-    named = history.run.profile.get("known_defects")
+    named = history.run.asked_for.setting("known_defects")
     if not named:
         return None
     return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_KNOWN)
@@ -143,7 +143,7 @@ def standing_in(history: History, references: References) -> list[str]:
     }
     found: dict[str, list[str]] = {}
     for (name, key), path in used.items():
-        if path is None or path == Path(str(history.run.profile.get(key, key))):
+        if path is None or path == Path(str(history.run.asked_for.setting(key) or key)):
             continue
         ours = path.is_relative_to(history.folder / REFERENCES)
         found.setdefault("copies that the run carries" if ours else "those of this installation", []).append(name)

@@ -289,13 +289,6 @@ Method = Annotated[
 """A method in a profile."""
 
 
-def recorded_traits(profile: Mapping[str, Any], kind: str) -> Traits:
-    """Return the traits of a method of a recorded profile without axes, by its name where the profile lacks it."""
-    raw: Mapping[str, Any] = next((m for m in profile.get("methods") or () if m.get("kind") == kind), {})
-    config = raw.get("speculative_config") or {}
-    return traits_of(str(config.get("method", kind)), config)
-
-
 def modules_of(method: Method, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> int:
     """Return how many modules of multi-token prediction a method drafts with, by the configs of target and drafter; a
     method without a drafter of its own has them in the target (vLLM 0.32.0 ``use_multi_module_mtp``)."""

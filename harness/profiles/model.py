@@ -611,13 +611,13 @@ def variants(axes: Mapping[str, Mapping[str, Any]], combine: str) -> list[str]:
     return sorted(out, key=lambda v: (first.index(v.split(".")[0]), v.count(".")))
 
 
-def part_of(profile: Mapping[str, Any], variant: str) -> dict[str, Any]:
+def part_of(data: Mapping[str, Any], variant: str) -> dict[str, Any]:
     """Return a profile as data with the settings of one variant and without axes; a plain profile is unchanged."""
-    axes: Mapping[str, Mapping[str, Any]] = profile.get("axes") or {}
+    axes: Mapping[str, Mapping[str, Any]] = data.get("axes") or {}
     if not variant or not axes:
-        return dict(profile)
+        return dict(data)
     named = variant.split(".")
-    out: dict[str, Any] = {**profile, "axes": {}, "variant": variant}
+    out: dict[str, Any] = {**data, "axes": {}, "variant": variant}
     for values in axes.values():
         out = merged(out, next((values[n] for n in named if n in values), {}))
     return out

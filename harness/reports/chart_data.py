@@ -233,7 +233,7 @@ def _published(history: History, views: Sequence[RecordedCell]) -> Iterable[Publ
         # Advisory figures must not prevent the report; the summary says what is wrong with them.
         return
     for method in dict.fromkeys(v.lineup for v in views if v.speculative):
-        for band in published_for(bands, history.run.profile, method):
+        for band in published_for(bands, history.run.asked_for, method):
             for p, rate in enumerate(band.rates):
                 yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 

@@ -127,7 +127,7 @@ def _differing(first: History, second: History) -> list[tuple[str, str, str]]:
     for name in ("processor", "cores", "gpus"):
         out.append((name, a.hardware.get(name), b.hardware.get(name)))
     for part in ("engine", "workload", "judging"):
-        ours, theirs = (dict(r.profile.get(part) or {}) for r in (a, b))
+        ours, theirs = (r.asked_for.section(part) for r in (a, b))
         out += [(f"{part}.{key}", ours.get(key), theirs.get(key)) for key in sorted({*ours, *theirs})]
     out.append(("injected faults", ", ".join(a.mutants) or None, ", ".join(b.mutants) or None))
     return [(name, str(x), str(y)) for name, x, y in out if x != y]

@@ -58,7 +58,7 @@ def render_markdown(summary: RunSummary) -> str:
         *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
         *_notices(summary),
         f"Run {plain_cell(run.run_id)}, vLLM {plain_cell(str(run.versions.get('vllm')))}, profile "
-        f"{plain_cell(str(run.profile.get('name')))}, {run.seconds.get('total', 0):.0f} s."
+        f"{plain_cell(run.asked_for.name)}, {run.seconds.get('total', 0):.0f} s."
         + (f" Judged from {plain_cell(summary.inputs.sentence)}." if summary.inputs is not None else ""),
         "",
         "| cell | verdict | cold tokens equal |",

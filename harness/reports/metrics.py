@@ -77,7 +77,7 @@ def _run_labels(history: History) -> dict[str, str]:
     return {
         "run": run.run_id,
         "started": run.started,
-        "profile": str(run.profile.get("name")),
+        "profile": run.asked_for.name,
         "vllm": run.versions.get("vllm") or "",
         "harness": run.harness_version,
     }

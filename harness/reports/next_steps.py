@@ -12,6 +12,7 @@ from harness.history.folder import History
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.reports.inputs import JUDGEMENT
 from harness.util.paths import REPOSITORY
 from harness.util.strict import part_of
@@ -115,7 +116,7 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
 
 def _profile(history: History) -> str:
     """Return the profile of a run as ``--profile`` names it."""
-    return str(history.run.profile.get("source") or history.run.profile.get("name"))
+    return history.run.asked_for.source
 
 
 def asked_by(history: History) -> str:
@@ -143,7 +144,7 @@ def _earlier(history: History) -> Iterator[tuple[str, frozenset[_Place]]]:
     found = []
     for folder in history.folder.resolve().parent.iterdir():
         run = None if folder.is_symlink() else part_of(folder / "run.json", _Run)
-        if run is None or run.mutants or run.profile.get("name") != history.run.profile.get("name"):
+        if run is None or run.mutants or RecordedProfile(run.profile).setting("name") != history.run.asked_for.name:
             continue
         if run.started < history.run.started:
             found.append((run.started, folder))

@@ -291,7 +291,7 @@ def _short(value: object) -> str:
 def _pieces(history: History, rows: Sequence[PromptRow]) -> dict[int, str]:
     """Return the text of every token in the rows, if a tokenizer with the recorded hash is on this machine."""
     wanted = {str(i.get("tokenizer_sha256")) for i in history.run.identities.values()}
-    named = history.run.profile.get("tokenizer") or history.run.profile.get("target")
+    named = history.run.asked_for.tokenizer
     folder = Path(named) if history.own and isinstance(named, str) else recorded(named, history.folder / "tokenizer")
     for place in (folder, REPOSITORY / "models" / "probe" / "tokenizer"):
         # Only a file whose hash the record names is read: its path may come from anywhere.

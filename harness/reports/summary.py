@@ -150,7 +150,7 @@ def _published(history: History, acceptance: Sequence[AcceptanceRow]) -> list[tu
     return [
         (lineup, f"{lineup}: {band.describe()}; {_as_gate(band, of)}")
         for lineup, of in rows.items()
-        for band in published_for(bands, history.run.profile, lineup)
+        for band in published_for(bands, history.run.asked_for, lineup)
     ]
 
 
@@ -182,8 +182,7 @@ def _equal_tokens(judgement: Judgement, view: RecordedCell) -> str:
 
 
 def _by_tests(view: RecordedCell) -> bool:
-    judging = view.history.run.profile.get("judging")
-    return isinstance(judging, dict) and judging.get("tier") == "normal"
+    return view.history.run.asked_for.tier == "normal"
 
 
 def _counted_equal(view: RecordedCell) -> str | None:

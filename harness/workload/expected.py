@@ -25,7 +25,7 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
     recorded = {c.cell: c for c in run.cells}
     ours = prepared.profile.model_dump(mode="json")
     for key in _SETTINGS:
-        yield from differing(ours[key], run.profile.get(key), key)
+        yield from differing(ours[key], run.asked_for.setting(key), key)
     if prepared.rescores and not run.rescore:
         yield f"expected outputs to be re-scored, as profile {source} has it, found that this run does not"
     for work in prepared.works:

@@ -20,6 +20,7 @@ from harness.profiles.hub import GIB, Hub, damaged_files
 from harness.profiles.model import Profile, load_profile, localise, read_profile, references_of, unavailable
 from harness.profiles.model_reference import ModelReference, lacking
 from harness.profiles.model_survey import survey
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.prompts.probe_task import WEIGHTS
 from harness.reports.judge_run import judge_and_report
 from harness.runner.options import DEFAULTS
@@ -422,8 +423,8 @@ def test_published_figures_are_found_by_the_names_on_the_hub():
             "eagle3": {"repo": DRAFTER, "revision": "main", "commit": A},
         },
     }
-    assert matching([band], raw, "eagle3") == [band]
-    assert matching([band], raw | {"sources": {}}, "eagle3") == []
+    assert matching([band], RecordedProfile(raw), "eagle3") == [band]
+    assert matching([band], RecordedProfile(raw | {"sources": {}}), "eagle3") == []
 
 
 # --- command line ---------------------------------------------------------------------------------------------------

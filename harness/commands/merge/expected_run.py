@@ -85,7 +85,7 @@ def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> 
     """Return the matrix to expect. Raises UsageError when the profile given differs from the recorded one, or a pattern
     matches nothing."""
     if wanted.expect is None:
-        profile, source = _recorded_profile(run), str(run.profile.get("source", run.profile["name"]))
+        profile, source = _recorded_profile(run), run.asked_for.source
     else:
         profile, source = read_profile(wanted.expect), wanted.expect
         _require_same_profile(signature, profile, wanted.expect)
@@ -107,7 +107,7 @@ def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> 
 
 def _recorded_profile(run: RunRecord) -> Profile:
     try:
-        profile = Profile.model_validate({k: v for k, v in run.profile.items() if k != "source"})
+        profile = run.asked_for.as_profile()
         # Validates every part, as reading a profile does.
         len(profile.written_parts)
         return profile

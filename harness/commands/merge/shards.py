@@ -19,6 +19,7 @@ from harness.history.token_ids import compare
 from harness.profiles.cells import CellName
 from harness.profiles.model import PATH_KEYS
 from harness.profiles.model_reference import TARGET, TOKENIZER
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.util.differences import differing
 from harness.workload.outputs import Outputs
 
@@ -186,8 +187,7 @@ _KNOWN_IN_PART = ("models", "prompts", "identities")
 
 def signature_of(run: RunRecord) -> Signature:
     """Return the signature of a run. Never raises on malformed data: a missing value differs from a present one."""
-    engine = run.profile.get("engine")
-    on_gpu = isinstance(engine, dict) and engine.get("device") == "gpu"
+    on_gpu = run.asked_for.engine.on_gpu
     gpus = run.hardware.get("gpus")
     recorded = {CellName.of(c.cell).lineup for c in run.cells if c.state == "complete"}
     return Signature(
@@ -226,7 +226,7 @@ def _with_names(profile: Mapping[str, Any]) -> dict[str, Any]:
     folders."""
     out = {k: v for k, v in profile.items() if k not in ("source", "sources")}
     # A folder at rest is a path like any other.
-    models = {role: m for role, m in _models_in(profile).items() if "gguf" not in m}
+    models = {role: m for role, m in RecordedProfile(profile).models.items() if "gguf" not in m}
     names = {role: {k: m.get(k) for k in _named_by(m)} for role, m in models.items()}
     out |= {role: name for role, name in names.items() if role in (TARGET, TOKENIZER)}
     methods = out.get("methods")
@@ -247,24 +247,12 @@ def commits_in(profile: Mapping[str, Any]) -> dict[str, str]:
     """Return what pins the models that are no plain folders, by role, as far as the profile or its record has it: the
     commit on the hub, or the hash of a file."""
     out = {}
-    for role, model in _models_in(profile).items():
+    for role, model in RecordedProfile(profile).models.items():
         revision = str(model.get("revision"))
         commit = model.get("commit") or model.get("sha256") or (revision if _COMMIT.fullmatch(revision) else None)
         if commit is not None:
             out[role] = str(commit)
     return out
-
-
-def _models_in(profile: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the models that are no plain folders by role, as resolved or else as named in the profile."""
-    given = {role: profile.get(role) for role in (TARGET, TOKENIZER)}
-    methods = profile.get("methods")
-    for method in methods if isinstance(methods, list | tuple) else ():
-        if isinstance(method, Mapping):
-            given[str(method.get("kind"))] = method.get("drafter")
-    sources = profile.get("sources")
-    found = {**given, **(sources if isinstance(sources, Mapping) else {})}
-    return {role: model for role, model in found.items() if isinstance(model, Mapping)}
 
 
 def without_paths(value: Any) -> Any:

@@ -42,7 +42,7 @@ def _lacking(cell: CellView, role: str) -> Iterator[Finding]:
     engine = cell.engine(role)
     offered = engine.counters if engine is not None else None
     read = [name for name in READ[role] if _by_source(cell) or not name.startswith("prompt_tokens_")]
-    if not cell.by_nixl:
+    if not cell.settings.by_nixl:
         # That nothing counts what moved is said by the check of transfers.
         read = [name for name in read if not name.startswith("nixl_")]
     lacking = [name for name in read if name not in (offered or ())]
@@ -269,7 +269,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     }
     if handed:
         return expected
-    if cell.by_nixl:
+    if cell.settings.by_nixl:
         most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg)]
         least, each = len(most) - cell.most_all_cached(most, counted.grown), cell.transfers_each
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)

@@ -97,7 +97,7 @@ def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int]
     The last step may be cut short by the end of the output, and any step by the end of the context. Beside other
     requests the engine may leave out drafts for which a step has no room.
     """
-    k, context = cell.record.draft_tokens, cell.context_tokens
+    k, context = cell.record.draft_tokens, cell.settings.context_tokens
     if o.concurrent > 1:
         return None
     length = len(o.sent_ids) + 1
@@ -293,8 +293,8 @@ def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Fi
 
 def _shortened(cell: CellView, o: Observation) -> bool:
     """Return whether the request asked for fewer tokens than its reference has, so that totals cannot be equal."""
-    most = cell.history.run.profile.get("workload", {}).get("max_tokens")
-    return o.max_tokens is not None and most is not None and o.max_tokens < int(most)
+    most = cell.history.run.asked_for.max_tokens
+    return o.max_tokens is not None and most is not None and o.max_tokens < most
 
 
 def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
@@ -383,8 +383,8 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
     """Return the steps to compare: those that begin where the context has room for k drafts."""
     leg = o.final
     assert leg is not None
-    if cell.context_tokens is not None and steps.drafted is None:
-        room = cell.context_tokens - len(o.sent_ids) - cell.record.draft_tokens
+    if cell.settings.context_tokens is not None and steps.drafted is None:
+        room = cell.settings.context_tokens - len(o.sent_ids) - cell.record.draft_tokens
         if room < len(output_ids):
             steps, reference = (s._replace(accepted=begun_before(s.accepted, room)) for s in (steps, reference))
     aligned = align(steps.accepted, reference.accepted, len(output_ids))

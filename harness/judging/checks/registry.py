@@ -175,14 +175,10 @@ def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[Reg
     return tripped(evidence.views(), first) if evidence.judging.stages > 1 else []
 
 
-_BEFORE = {"logprob_nats": 1e-5, "near_tie_nats": 0.02}
-"""Bounds of records that say nothing of them: their defaults before rounding was measured. Later ones say None."""
-
-
 def judging_of(history: History) -> Judging:
     """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
     try:
-        return Judging.model_validate({**_BEFORE, **history.run.profile.get("judging", {})})
+        return history.run.asked_for.judging
     except ValidationError as error:
         raise DataError(
             f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
@@ -255,7 +251,7 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
 
 def baselines_folder(history: History) -> Path | None:
     """Return the baseline folder of a run; None if the recorded path is one that judging may not read."""
-    named = history.run.profile.get("baselines", "baselines")
+    named = history.run.asked_for.baselines
     return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_BASELINES)
 
 
@@ -263,7 +259,7 @@ def out_of_reach(key: str, option: str, history: History) -> str:
     """Return a sentence that says why a path in a recorded run is not read, and what to do."""
     return (
         f"the recorded run names {key} outside of the repository and of the current folder "
-        f"({history.run.profile.get(key)}), which judging a recorded run does not read; name them with {option}"
+        f"({history.run.asked_for.setting(key)}), which judging a recorded run does not read; name them with {option}"
     )
 
 
@@ -283,7 +279,6 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
     UsageError when ``folder`` is none."""
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--baselines {folder}: expected a folder of baselines, found none")
-    profile = history.run.profile
     where = folder or baselines_folder(history)
     out: dict[str, Lookup] = {}
     judging = judging_of(history)
@@ -295,8 +290,7 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
             continue
         try:
             identity = identity_in(history, method)
-            source = str(profile.get("source", profile["name"]))
-            out[method] = look_up(where, identity, source, limits, history.run.started, index)
+            out[method] = look_up(where, identity, history.run.asked_for.source, limits, history.run.started, index)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out

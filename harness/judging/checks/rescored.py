@@ -88,7 +88,8 @@ def _problem(cell: CellView, o: Observation, output: tuple[int, ...], score: Obs
         return score.error
     if score.final is None or score.final.rescored is None:
         return "its answer has none"
-    room = len(output) if cell.context_tokens is None else max(0, cell.context_tokens - len(o.sent_ids) - 1)
+    context = cell.settings.context_tokens
+    room = len(output) if context is None else max(0, context - len(o.sent_ids) - 1)
     scored = output[:room]
     if score.sent_ids != (*o.sent_ids, *scored):
         return "it was asked about other tokens"

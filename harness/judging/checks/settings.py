@@ -10,7 +10,6 @@ from harness.history.records import EngineRecord
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.profiles.cells import CellName
-from harness.profiles.model import part_of
 
 NAME = "engine-as-asked"
 REPEATS = "engines-repeat"
@@ -29,7 +28,7 @@ def engine_as_asked(cell: CellView) -> CheckResult:
 
 def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
     for name in (*READ_BACK, *([_IF_TOLD] if engine.block_size is not None else [])):
-        asked, found = cell.engine_settings.get(name), getattr(engine, name)
+        asked, found = cell.settings.asked(name), getattr(engine, name)
         if asked is not None and found != asked:
             given = "that it does not say" if found is None else f"{found}"
             message = (
@@ -42,9 +41,12 @@ def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
 def needs_repeats(cell: CellView) -> bool:
     """Return whether a cell is in a state whose answers only equal runs can judge, chosen by a profile with the tier
     ``auto``."""
-    judging = cell.history.run.profile.get("judging") or {}
     config = cell.config
-    return judging.get("tier") == "auto" and config is not None and not (config.drawn and config.max_tokens is None)
+    return (
+        cell.history.run.asked_for.tier == "auto"
+        and config is not None
+        and not (config.drawn and config.max_tokens is None)
+    )
 
 
 def engines_repeat(cell: CellView) -> CheckResult:
@@ -68,7 +70,7 @@ def shared_gpus(history: History) -> list[str]:
         for group, gpus in given.items()
         if len(gpus) == 2
         and gpus["prefill"] & gpus["decode"]
-        and (part_of(history.run.profile, CellName.of(group).variant).get("engine") or {}).get("placement") == "apart"
+        and history.run.asked_for.part(CellName.of(group).variant).engine.placement == "apart"
     ]
     if not shared:
         return []

@@ -55,8 +55,8 @@ def transfer(cell: CellView) -> CheckResult:
 
 def _unproven(cell: CellView) -> str:
     """Return why no rule says which KV a hand-off has to move, or ""."""
-    if not cell.by_nixl:
-        connector = cell.engine_settings.get("kv_connector")
+    if not cell.settings.by_nixl:
+        connector = cell.settings.connector
         return (
             f"expected NIXL among the connectors, whose counters prove which KV moved, found {connector}: that D took "
             "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens "
@@ -229,7 +229,7 @@ def _one_p(cell: CellView) -> list[Finding]:
     ]
     which = [cell.p_of(o) for o, _, _ in named]
     # Each of several data-parallel ranks of P has a name of its own.
-    many = parallel_size(cell.engine_settings.get("extra_args") or (), [DATA])
+    many = parallel_size(cell.settings.extra_args, [DATA])
     usual_of = {
         one: [name for name, _ in Counter(n for n, of in zip(names, which, strict=True) if of == one).most_common(many)]
         for one in {*which}
@@ -282,10 +282,11 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     """Return a finding if no model's blocks have this size, or if the drafter's layers cannot be among them."""
     if not cell.cold:
         return []
-    unit = cell.record.block_size * cell.kv_item_bytes
+    item = cell.settings.kv_item_bytes
+    unit = cell.record.block_size * item
     if size % unit:
         message = (
-            f"expected blocks of {cell.record.block_size} tokens and {cell.kv_item_bytes} bytes a number to have a "
+            f"expected blocks of {cell.record.block_size} tokens and {item} bytes a number to have a "
             f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
         )
         return [cell.untested(NAME, message)]
@@ -339,7 +340,7 @@ def _leases(cell: CellView) -> list[Finding]:
     """
     findings = []
     counted: set[tuple[str, int, int]] = set()
-    prefill, ranks = cell.engine("prefill"), cell.ranks("prefill")
+    prefill, ranks = cell.engine("prefill"), cell.settings.ranks("prefill")
     # Each rank of P counts the end of a lease.
     pending = float(ranks * prefill.kept_blocks if prefill else 0)
     for o in cell.history.in_order(cell.id):
@@ -349,7 +350,7 @@ def _leases(cell: CellView) -> list[Finding]:
         if o.shared_counters and place not in counted:
             counted.add(place)
             expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
-        late = o.came_late(cell.kv_lease_s)
+        late = o.came_late(cell.settings.kv_lease_s)
         pending += ranks * (late + o.attempts - 1 + _never_pulled(cell, o))
         explained = min(expired, pending)
         pending -= explained
@@ -364,8 +365,8 @@ def _late_request(cell: CellView, o: Observation) -> Finding:
     seconds, counters = o.legs[-1].seconds, o.legs[-1].counters
     return cell.untested(
         NAME,
-        f"expected D's engine to receive the request within P's lease of {cell.kv_lease_s:g} s, found an answer after "
-        f"{seconds:.1f} s, of which the engine had the request for "
+        f"expected D's engine to receive the request within P's lease of {cell.settings.kv_lease_s:g} s, found an "
+        f"answer after {seconds:.1f} s, of which the engine had the request for "
         f"{counters['queue_seconds'] + counters['inference_seconds']:.1f} s: D may have read blocks that P had given "
         "to other requests, so this request is not judged; the machine is too busy, run it again",
         o,

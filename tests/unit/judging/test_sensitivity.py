@@ -16,6 +16,7 @@ from harness.judging import power
 from harness.judging.detection import Sample
 from harness.judging.power import Noise, Sensitivity, Together, sensitivity
 from harness.profiles.model import Judging
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.prompts.model import load_prompts, prompt_row, write_prompts
 from harness.util.files import sha256_json
 from harness.workload.prepare import prepare
@@ -191,10 +192,13 @@ def test_bands_match_by_model_name_method_and_k():
             }
         ],
     }
-    assert len(matching(bands, profile, "eagle3")) == 2 and matching(bands, profile, "mtp") == []
+    assert (
+        len(matching(bands, RecordedProfile(profile), "eagle3")) == 2
+        and matching(bands, RecordedProfile(profile), "mtp") == []
+    )
     profile["methods"][0]["num_speculative_tokens"] = 5
-    assert matching(bands, profile, "eagle3") == []
-    assert matching(bands, {"target": "/x", "methods": []}, "eagle3") == []
+    assert matching(bands, RecordedProfile(profile), "eagle3") == []
+    assert matching(bands, RecordedProfile({"target": "/x", "methods": []}), "eagle3") == []
 
 
 @pytest.mark.parametrize("changes", [{"rates": [0.3, 0.5]}, {"rates": [1.5]}, {"rates": [], "length": None}])

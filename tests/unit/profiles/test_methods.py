@@ -10,8 +10,9 @@ import pytest
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.methods import SHORT_FORMS, modules_of, recorded_traits
+from harness.profiles.methods import SHORT_FORMS, modules_of
 from harness.profiles.model import REPOSITORY, load_profile
+from harness.profiles.recorded_profile import RecordedProfile
 from harness.workload.prepare import prepare
 from tests.support.builders import extending
 from tests.support.engines import command_of, option
@@ -77,7 +78,7 @@ def test_identities_of_the_short_forms_have_no_new_key(kind):
     recorded = json.loads((REPOSITORY / "baselines" / "cpu" / f"{kind}.json").read_text())["identity"]
     ours = identity_of(profile, method, recorded["prompts_sha256"], recorded["vllm"]).model_dump(mode="json")
     assert ours.keys() == recorded.keys()
-    assert recorded_traits(profile.model_dump(mode="json"), kind) == method.traits
+    assert RecordedProfile(profile.model_dump(mode="json")).traits(kind) == method.traits
 
 
 @pytest.mark.parametrize(
