@@ -15,8 +15,8 @@ from harness.history.folder import load_history
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, Finding, Judgement
-from harness.judging.recorded_cell import RecordedCell
 from harness.judging.references import References
+from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.cells import CellName
 from harness.reports.compare import Comparison, compare_runs
 from harness.reports.judge_run import check, judged

@@ -13,7 +13,7 @@ from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
 from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
-from harness.judging.recorded_cell import RecordedCell
+from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
 
 

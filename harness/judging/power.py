@@ -17,10 +17,8 @@ from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.model import TestName, required
 from harness.judging.checks.pooled import COLUMNS
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
-from harness.judging.recorded_cell import CHUNKS_SLACK
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile, reason_for
-from harness.profiles.scenarios import Crowd
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus
@@ -310,7 +308,7 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
         columns = k * (1 + len(strata)) if len(strata) > 1 else k
         sample = _smaller(*map(_sample, stages))
         noise = _noise(baseline, prompts, k) if k else None
-        slack = CHUNKS_SLACK if isinstance(configured.get(scenario), Crowd) else 0.0
+        slack = configured[scenario].mean_slack if scenario in configured else 0.0
         out.append(PowerRow(cell.id, scenario, names, sample, steps, noise, max(1, columns), weakest, slack))
     return out
 

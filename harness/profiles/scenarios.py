@@ -10,6 +10,9 @@ from harness.util.strict import Strict
 
 Topology = Literal["single", "pd"]
 BOTH: tuple[Topology, ...] = ("pd", "single")
+PRESSURE_SLACK = 0.1
+CHUNKS_SLACK = 0.03
+"""The most that other chunks moved the mean of a single request (EAGLE3 and MTP; docs/scenarios.md)."""
 
 
 class Pair(Strict):
@@ -37,6 +40,60 @@ class _Scenario(Strict):
     def routed(self) -> bool:
         """Whether it also runs through a router. Scenarios that address a single engine of a pair, or act between the
         legs of a hand-off, cannot; those that only change what one engine does need not."""
+        return False
+
+    @property
+    def acceptance_slack(self) -> float:
+        """Relative tolerance on a request's accepted drafts, for prompts that are prefilled in other chunks than alone:
+        that changes what EAGLE3 and MTP drafters see."""
+        return 0.0
+
+    @property
+    def mean_slack(self) -> float:
+        """By how much of itself mean acceptance may be moved by the state alone."""
+        return 0.0
+
+    @property
+    def steps_may_move(self) -> bool:
+        """Whether an answer that is within the slack may have a step more or fewer than alone."""
+        return True
+
+    @property
+    def chunks_long_prompts(self) -> bool:
+        """Whether a prompt longer than an engine step may be prefilled in other chunks than alone, because some of it
+        may be cached."""
+        return False
+
+    @property
+    def samples(self) -> bool:
+        """Whether its answers are drawn at a temperature above zero."""
+        return False
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        return False
+
+    @property
+    def may_answer_nothing(self) -> bool:
+        """Whether the client may give up all of its requests."""
+        return False
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the blocks of every earlier request are gone when a prompt is asked again."""
+        return False
+
+    @property
+    def appends_answer(self) -> bool:
+        """Whether the last token of D's prompt is P's answer to the others."""
+        return False
+
+    @property
+    def restarts_p(self) -> bool:
+        return False
+
+    def by_second_p(self, part: str) -> bool:
+        """Return whether a second P hands off a part of the script."""
         return False
 
 
@@ -101,6 +158,15 @@ class Crowd(_Scenario):
     def drawn(self) -> int:
         return self.prompts
 
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK
+
+    @property
+    def mean_slack(self) -> float:
+        """Prompts of a crowd are prefilled in other chunks than alone, and a preempted request is prefilled again."""
+        return CHUNKS_SLACK
+
 
 class Pressure(_Scenario):
     """More requests than the KV pool can hold, so that some are preempted while a request with a cached prefix waits.
@@ -116,6 +182,14 @@ class Pressure(_Scenario):
     is paused, has pulled them, so these must fit into P's pool together."""
     waiting: Pair
 
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK
+
+    @property
+    def steps_may_move(self) -> bool:
+        return False
+
 
 class Refill(_Scenario):
     """A prompt, then enough others to evict all of its blocks, then the prompt again."""
@@ -123,6 +197,10 @@ class Refill(_Scenario):
     kind: Literal["refill"]
     prompts: tuple[str, ...] = Field(min_length=1)
     fill: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def evicts(self) -> bool:
+        return True
 
 
 class LatePull(_Scenario):
@@ -155,6 +233,10 @@ class Recovery(_Scenario):
     def topologies(self) -> tuple[Topology, ...]:
         return ("pd",)
 
+    @property
+    def restarts_p(self) -> bool:
+        return self.restart
+
 
 SECOND = "second"
 """Begins the part of requests that a second P hands off."""
@@ -174,6 +256,9 @@ class SecondPrefill(_Scenario):
     def topologies(self) -> tuple[Topology, ...]:
         return ("pd",)
 
+    def by_second_p(self, part: str) -> bool:
+        return part.startswith(SECOND)
+
 
 class AppendedToken(_Scenario):
     """D's prompt is P's and the token that P answered with, as some routers send it.
@@ -189,6 +274,10 @@ class AppendedToken(_Scenario):
     @property
     def topologies(self) -> tuple[Topology, ...]:
         return ("pd",)
+
+    @property
+    def appends_answer(self) -> bool:
+        return True
 
 
 class SharedBlock(_Scenario):
@@ -235,6 +324,10 @@ class Sampled(_Scenario):
     prompts: tuple[str, ...] = Field(min_length=1)
     temperature: float = Field(gt=0, le=2)
 
+    @property
+    def samples(self) -> bool:
+        return True
+
 
 Feature = Literal["grammar", "min-tokens", "stop-token", "stop-at-once", "prompt-logprobs"]
 """A parameter of a request that must not change its tokens: a grammar that admits the right answer alone, a smallest
@@ -248,6 +341,10 @@ class Features(_Scenario):
     kind: Literal["features"]
     prompts: tuple[str, ...] = Field(min_length=1)
     features: tuple[Feature, ...] = Field(default=get_args(Feature), min_length=1)
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        return "prompt-logprobs" in self.features
 
 
 class Abandon(Strict):
@@ -314,6 +411,18 @@ class Trace(_Scenario):
     def topologies(self) -> tuple[Topology, ...]:
         pairs_only = any(r.to == "prefill" or (r.abandon is not None and r.abandon.unasked) for r in self.requests)
         return ("pd",) if pairs_only else BOTH
+
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK if self.crowded else 0.0
+
+    @property
+    def chunks_long_prompts(self) -> bool:
+        return True
+
+    @property
+    def may_answer_nothing(self) -> bool:
+        return True
 
 
 Scenario = Annotated[

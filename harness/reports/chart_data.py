@@ -24,7 +24,7 @@ from harness.history.token_ids import parted_at
 from harness.judging.checks.registry import evidence_for
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
-from harness.judging.recorded_cell import RecordedCell, recorded_cells
+from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.model import Tier
 from harness.stats.paired import ratio
 

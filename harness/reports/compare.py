@@ -11,8 +11,8 @@ from harness.history.acceptance import RequestCounts
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding
-from harness.judging.recorded_cell import RecordedCell
 from harness.judging.references import PROFILE_OWN, References
+from harness.observed.recorded_cell import RecordedCell
 from harness.reports.judge_run import assess
 from harness.reports.summary import RunSummary, grouped_findings
 from harness.stats.paired import Difference, count_arms, differences

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from harness.history.acceptance import Rates, pool_counts
 from harness.history.folder import History
 from harness.history.plan import counts_of
-from harness.judging.recorded_cell import RecordedCell
+from harness.observed.recorded_cell import RecordedCell
 from harness.reports.summary import RunSummary
 
 LABELS = ("cell", "scenario", "check", "verdict", "position", "part")

@@ -18,7 +18,7 @@ from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
-from harness.judging.recorded_cell import RecordedCell, recorded_cells
+from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
 from harness.reports.chart_data import Figures, figures_of

@@ -31,8 +31,8 @@ from harness.history.verdict import Verdict
 from harness.judging.exposure import exposure_of, token_results
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
-from harness.judging.recorded_cell import recorded_cells
 from harness.judging.references import PROFILE_OWN, References, lookups_for
+from harness.observed.recorded_cell import recorded_cells
 from harness.profiles.cells import CellName
 from harness.reports.compare import paired_by_prompt
 from harness.reports.judge_run import judged

@@ -15,7 +15,7 @@ import pytest
 import harness
 from harness import api
 from harness.history.acceptance import pool_counts
-from harness.judging.recorded_cell import recorded_cells
+from harness.observed.recorded_cell import recorded_cells
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import BASELINES, RUNS
 

@@ -16,8 +16,6 @@ from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
 from harness.judging.findings import Diagnosis, Finding
 from harness.judging.power import lookups_now
-from harness.judging.recorded_cell import PRESSURE_SLACK
-from harness.profiles.scenarios import Pressure
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
 from harness.scheduling.hardware import hardware
@@ -55,7 +53,7 @@ def case_from(
     )
     config = next((s for s in prepared.profile.scenarios if s.id == target.scenario), None)
     case = case_of(target.words, prepared.profile, work.cell, script, right)
-    slack = PRESSURE_SLACK if isinstance(config, Pressure) else 0.0
+    slack = config.acceptance_slack if config is not None else 0.0
     return case._replace(slack=slack, tries=target.goal.tries, seen=target.goal.words, mutants=mutants)
 
 

@@ -10,7 +10,6 @@ from harness.history.records import COLD, Leg, Observation
 from harness.judging.evidence import CellView
 from harness.judging.figures import Counted
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.profiles.scenarios import Trace
 
 NAME = "counters-offered"
 _EVERY = ("finished_requests", "preemptions", "prefix_hits", "prompt_tokens_local_compute")
@@ -122,7 +121,8 @@ def requests_of_others(cell: CellView, roles: Collection[str]) -> int:
 def agree_applies(cell: CellView) -> bool:
     """Return whether there are requests whose counters are theirs: a soak counts whole rounds, and a trace may have
     only requests that were given up, and the next ones."""
-    if isinstance(cell.config, Trace):
+    config = cell.config
+    if config is not None and config.may_answer_nothing:
         return any(True for _ in _settled(cell))
     return cell.history.run.kind != "soak"
 
@@ -220,7 +220,7 @@ def _by_source(cell: CellView) -> bool:
 
 def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
     found = counted.grown
-    expected = sum(cell.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p")
+    expected = sum(cell.hand_off.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p")
     by_source = sum(found.get(f"prompt_tokens_{source}", 0) for source in _SOURCES)
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
@@ -249,14 +249,16 @@ def _of(counted: _Counted) -> str:
 
 def _is_transferred(cell: CellView, o: Observation, leg: Leg) -> bool:
     """Return whether NIXL moves something for an answer, as far as is known of it alone."""
-    return leg.role == "decode" and o.route == "cell" and not cell.has_all_cached(o, leg)
+    return leg.role == "decode" and o.route == "cell" and not cell.prefix_cache.has_all_cached(o, leg)
 
 
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
     handed = counted.role == "prefill"
     asked = [
-        cell.handed_tokens(o) if handed and o.route == "cell" else len(cell.prompt_of(o, counted.role))
+        cell.hand_off.handed_tokens(o)
+        if handed and o.route == "cell"
+        else len(cell.hand_off.prompt_of(o, counted.role))
         for o, _ in counted.answers
     ]
     hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
@@ -271,7 +273,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         return expected
     if cell.settings.by_nixl:
         most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg)]
-        least, each = len(most) - cell.most_all_cached(most, counted.grown), cell.transfers_each
+        least, each = len(most) - cell.prefix_cache.most_all_cached(most, counted.grown), cell.hand_off.transfers_each
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
     specs = [leg.speculation for _, leg in counted.answers]
     if cell.speculative and all(spec is not None for spec in specs):

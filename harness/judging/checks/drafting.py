@@ -30,7 +30,7 @@ from harness.judging.decision import Against, Change, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
-from harness.profiles.scenarios import Pressure
+from harness.observed import acceptance
 from harness.util.text import counted
 
 _SHOWN = 12
@@ -230,7 +230,7 @@ def _judge(
     by_totals: list[RequestCounts] = []
     totals, recognised = cell.counts
     k = cell.record.draft_tokens
-    slack = cell.acceptance_slack
+    slack = acceptance.acceptance_slack(cell)
     paddings = _paddings_of_hand_offs(cell)
     alone: bool | None = None
     for key, (o, leg, output) in cell.answers().items():
@@ -283,7 +283,7 @@ def _only_in_this_state(cell: CellView, references: Mapping[str, Steps]) -> bool
         steps, reference = real_steps(leg), references.get(o.prompt_id)
         if steps is not None and reference is not None:
             compared = _compared(cold, o, output, steps, reference)
-            agreed.append(_agrees(cold, compared, cold.acceptance_slack, _padded(cold, o, paddings)))
+            agreed.append(_agrees(cold, compared, acceptance.acceptance_slack(cold), _padded(cold, o, paddings)))
     return bool(agreed) and all(agreed)
 
 
@@ -412,7 +412,8 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
     ):
         return True
     if slack:
-        may_shift = not isinstance(cell.config, Pressure) or len(c.wanted) * slack < _FEW_STEPS
+        config = cell.config
+        may_shift = config is None or config.steps_may_move or len(c.wanted) * slack < _FEW_STEPS
         return (
             abs(_mean(c.steps.accepted) - _mean(c.wanted)) <= slack * _mean(c.wanted)
             or len(c.steps.accepted) < 2
@@ -444,7 +445,7 @@ def _difference(
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
-    if cell.cold or cell.acceptance_slack or c.up_to:
+    if cell.cold or acceptance.acceptance_slack(cell) or c.up_to:
         mean = _mean(found), _mean(expected)
         means = (
             f"mean {mean[1]:.3f} over {counted(len(expected), 'step')}",

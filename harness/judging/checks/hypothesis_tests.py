@@ -34,7 +34,8 @@ from harness.judging.checks.rescored import scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
-from harness.judging.recorded_cell import Answer
+from harness.observed import acceptance
+from harness.observed.cell import Answer
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -279,7 +280,7 @@ def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against:
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
     raw = _test(view, rows, sorted(theirs), f"acceptance counts of {against}", alpha)
-    return raw._replace(note="; ".join(notes), slack=view.mean_slack)
+    return raw._replace(note="; ".join(notes), slack=acceptance.mean_slack(view))
 
 
 def _rows(

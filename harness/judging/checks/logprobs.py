@@ -19,7 +19,6 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.rounding import allowed, bounds
-from harness.profiles.scenarios import Features
 
 _RECORDED_NATS = 5e-4
 """Half of the last digit of the gaps in a baseline."""
@@ -80,7 +79,8 @@ def logprobs_single(cell: CellView) -> CheckResult:
 
 def has_prompt_logprobs(cell: CellView) -> bool:
     """Return whether the cell was asked for log-probs of prompts."""
-    return isinstance(cell.config, Features) and "prompt-logprobs" in cell.config.features
+    config = cell.config
+    return config is not None and config.asks_prompt_logprobs
 
 
 def prompt_logprobs(cell: CellView) -> CheckResult:

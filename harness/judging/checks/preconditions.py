@@ -17,7 +17,7 @@ from harness.judging.checks.counters import steps_up_to
 from harness.judging.evidence import CellView
 from harness.judging.figures import CacheHit
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.judging.recorded_cell import Hit
+from harness.observed.prefix_cache import Hit
 from harness.profiles.scenarios import Concurrent, Continuation, Crowd, PrefixHit, Trace
 from harness.prompts.lengths import blocks
 
@@ -136,7 +136,7 @@ def _judge_hit(cell: CellView, o: Observation, leg: Leg | None, wanted: Hit, why
 
 def _computed_before(cell: CellView, donor: Observation, o: Observation, role: str) -> Iterator[Gap]:
     """Judge the hit of a request on an engine that computed the donor's prompt."""
-    wanted = cell.expected_hit(donor, o, role)
+    wanted = cell.prefix_cache.expected_hit(donor, o, role)
     return _judge_hit(cell, o, _leg(cell, o, role), wanted, f"it computed {donor.prompt_id} before")
 
 
@@ -145,7 +145,7 @@ def _prefix_hit(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     config = cell.config
     assert isinstance(config, PrefixHit)
     role = "prefill" if config.where == "prefill" else cell.answering
-    wanted = cell.expected_hit(donor, subject, role)
+    wanted = cell.prefix_cache.expected_hit(donor, subject, role)
     if wanted.least == 0:
         yield Gap(
             subject, "expected a pair of prompts that gives a prefix hit with this method, found none; share more"
@@ -383,7 +383,7 @@ def _recovery(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
         )
     yield from _computed_before(cell, subject, again, cell.answering)
     before = parts.get("before")
-    if cell.p_of(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
+    if cell.hand_off.p_of(again) and before is not None and _engine_of_p(before) == _engine_of_p(again):
         yield Gap(again, f"expected another P after its restart, found engine {_engine_of_p(again)} as before")
 
 
@@ -393,10 +393,10 @@ def _second_prefill(cell: CellView, parts: dict[str, Observation]) -> Iterator[G
     for o in parts.values():
         met.setdefault(_engine_of_p(o), []).append(o)
     last = max(parts.values(), key=lambda o: o.sequence)
-    if len(met) != 2 or any(len({cell.p_of(o) for o in asked}) != 1 for asked in met.values()):
+    if len(met) != 2 or any(len({cell.hand_off.p_of(o) for o in asked}) != 1 for asked in met.values()):
         yield Gap(last, f"expected hand-offs of two P, each with its own name, found {len(met)} names in them")
     for o in parts.values():
-        fetched, handed = o.final.external_tokens if o.final is not None else 0, cell.handed_tokens(o)
+        fetched, handed = o.final.external_tokens if o.final is not None else 0, cell.hand_off.handed_tokens(o)
         if fetched < handed:
             yield Gap(o, f"expected D to read {handed} prompt tokens from P, found {fetched:.0f} read")
 
@@ -415,7 +415,7 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
     donor, again, bridge, subject = (parts[p] for p in ("donor", "again", "bridge", "subject"))
     for role in cell.roles:
         yield from _computed_before(cell, donor, again, role)
-        wanted = cell.expected_hit(bridge, subject, role)
+        wanted = cell.prefix_cache.expected_hit(bridge, subject, role)
         yield from _judge_hit(
             cell, subject, _leg(cell, subject, role), wanted, f"it has only the start of {bridge.prompt_id} in common"
         )
@@ -424,7 +424,7 @@ def _shared_block(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
 def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     donor, subject = parts["donor"], parts["subject"]
     for role in cell.roles:
-        wanted = cell.expected_hit(donor, subject, role)
+        wanted = cell.prefix_cache.expected_hit(donor, subject, role)
         why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
         yield from _judge_hit(cell, subject, _leg(cell, subject, role), wanted, why)
     assert isinstance(cell.config, Continuation)
@@ -438,7 +438,7 @@ def _continuation(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap
                 f"outside after a hit of {_hits(prefill)}: nothing of it was handed back",
             )
     size = cell.record.block_size
-    if cell.expected_hit(donor, subject).least <= len(donor.sent_ids) // size * size:
+    if cell.prefix_cache.expected_hit(donor, subject).least <= len(donor.sent_ids) // size * size:
         yield Gap(
             subject,
             f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "
@@ -454,7 +454,7 @@ def _same_step(cell: CellView, parts: dict[str, Observation]) -> Iterator[Gap]:
     """
     donor, subject, role = parts["donor"], parts["subject"], cell.prefilling
     counters = donor.shared_counters.get(_shared(cell, role), {})
-    wanted = cell.expected_hit(donor, subject, role, answered=False)
+    wanted = cell.prefix_cache.expected_hit(donor, subject, role, answered=False)
     hits = int(counters.get("prefix_hits", 0))
     if wanted.least == 0 or not wanted.least <= hits <= wanted.most:
         yield Gap(

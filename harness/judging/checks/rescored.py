@@ -13,7 +13,6 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats, rounding_nats
-from harness.profiles.scenarios import Sampled
 
 NAME = "rescored"
 DISLIKED = "disliked-tokens"
@@ -126,4 +125,6 @@ def applies(cell: CellView) -> bool:
     """Return whether the checks apply: to cold and sampled cells, and in the normal tier to all scenarios, if the run
     re-scores and has the plain engine."""
     asked = cell.history.run.rescore and cell.selected(cell.name.reference)
-    return asked and (cell.cold or cell.judging.tier == "normal" or isinstance(cell.config, Sampled))
+    config = cell.config
+    samples = config is not None and config.samples
+    return asked and (cell.cold or cell.judging.tier == "normal" or samples)

@@ -97,7 +97,7 @@ def echoed_prompt(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            sent = cell.prompt_of(o, leg.role)
+            sent = cell.hand_off.prompt_of(o, leg.role)
             if leg.echoed_ids is None:
                 message = f"expected the {leg.role} engine to echo the prompt ids (return_token_ids), found none"
                 findings.append(cell.finding(name, Verdict.UNKNOWN, "input", message, o))

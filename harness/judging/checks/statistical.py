@@ -31,6 +31,7 @@ from harness.judging.figures import (
     TokenTestEvidence,
 )
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.observed import acceptance
 from harness.profiles.model import Judging
 
 _TOKENS: tuple[TestName, ...] = ("survival", "rescored")
@@ -94,7 +95,7 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
         more = [c for c in beyond if c.difference.effect > 0]
         return ("differ", more) if more else ("none", [])
     floor, exact = judging.floor_points / 100, tested.id.name == "first-step"
-    slack = cell.mean_slack if tested.id.name.startswith("acceptance-") else 0.0
+    slack = acceptance.mean_slack(cell) if tested.id.name.startswith("acceptance-") else 0.0
     moved = [
         c
         for c in beyond

@@ -88,7 +88,7 @@ def prefill_token(cell: CellView) -> CheckResult:
         judged += 1
         references = (reference.output_ids if reference else None, row.output_ids if row else None, output)
         right = next(tokens[:1] for tokens in references if tokens)
-        appended = len(cell.prompt_of(o, "prefill")) < len(o.sent_ids)
+        appended = len(cell.hand_off.prompt_of(o, "prefill")) < len(o.sent_ids)
         if appended:
             right = o.sent_ids[-1:]
         if bitwise and not appended and (apart := _apart(o, prefill, leg)) > allowed(cell, o):

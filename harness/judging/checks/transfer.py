@@ -24,7 +24,8 @@ from harness.judging.figures import (
     TransferFigures,
 )
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.judging.recorded_cell import RecordedCell, published_groups
+from harness.observed.kv_groups import published_groups
+from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.engine_args import DATA, parallel_size
 from harness.prompts.lengths import blocks, published_blocks
 from harness.util.text import counted
@@ -75,7 +76,7 @@ def _untold_of_windows(cell: CellView) -> str:
     if not any(cell.record.windows):
         return ""
     asked = cell.history.in_order(cell.id)
-    told = any(published_groups(o) for o in asked) or not any(cell.limits(o) for o in asked)
+    told = any(published_groups(o) for o in asked) or not any(cell.kv_groups.limits(o) for o in asked)
     return "" if told else _NOTHING_SEEN
 
 
@@ -91,8 +92,8 @@ def _untold_of_state(cell: CellView) -> str:
         return "sliding windows, too, and nothing that tells their KV-cache groups from those of the state"
     if not groups:
         return _NOTHING_SEEN
-    if not cell.clipped_groups or min(groups) <= len(cell.clipped_groups):
-        return f"{len(cell.clipped_groups)} of {min(groups)} KV-cache groups of which P publishes a single block"
+    if not cell.kv_groups.clipped or min(groups) <= len(cell.kv_groups.clipped):
+        return f"{len(cell.kv_groups.clipped)} of {min(groups)} KV-cache groups of which P publishes a single block"
     if _sizes(cell) is None:
         return (
             "no two hand-offs of unlike numbers of blocks, which would tell the bytes of a block from those of a state"
@@ -126,7 +127,7 @@ def _tokens_missing(cell: CellView, o: Observation, decode: Leg) -> str:
     """Return that D took fewer prompt tokens from outside than all but those that it computes, at least the last, and
     those that it had, or ""."""
     local = decode.counters.get("prefix_hits", 0)
-    wanted = cell.fetched_tokens(o) - local
+    wanted = cell.hand_off.fetched_tokens(o) - local
     if decode.external_tokens >= wanted:
         return ""
     return (
@@ -154,7 +155,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         return []
     size, state = sizes
     findings = []
-    for o, decode in cell.counted_alone():
+    for o, decode in cell.hand_off.counted_alone():
         if o.scenario != cell.scenario:
             continue
         moved = decode.counters["nixl_bytes"]
@@ -182,7 +183,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
 def _handed(cell: RecordedCell, o: Observation) -> int:
     """Return how many blocks D has to pull for a hand-off, over all KV-cache groups if layers see unlike numbers of
     tokens; blocks of all groups have one size then."""
-    tokens, size = cell.handed_tokens(o), cell.record.block_size
+    tokens, size = cell.hand_off.handed_tokens(o), cell.record.block_size
     whole = blocks(tokens, size)
     windows = [w for w in cell.record.windows if w is not None]
     if not windows or not (published := published_groups(o)):
@@ -192,7 +193,7 @@ def _handed(cell: RecordedCell, o: Observation) -> int:
         # Of several windows, the group's is the one that leaves as many blocks as P publishes.
         near = [(abs(published_blocks(tokens, size, window) - len(group)), window) for window in windows]
         # D leaves out what no query will see any more, which may be a block less than P publishes.
-        unseen = max(0, tokens - min(near)[1] + 1) // size if index in cell.clipped_groups else 0
+        unseen = max(0, tokens - min(near)[1] + 1) // size if index in cell.kv_groups.clipped else 0
         wanted += whole - unseen
     return wanted
 
@@ -227,7 +228,7 @@ def _one_p(cell: CellView) -> list[Finding]:
         json.dumps({k: v for k, v in params.items() if k not in _OF_A_REQUEST}, sort_keys=True)
         for _, _, params in named
     ]
-    which = [cell.p_of(o) for o, _, _ in named]
+    which = [cell.hand_off.p_of(o) for o, _, _ in named]
     # Each of several data-parallel ranks of P has a name of its own.
     many = parallel_size(cell.settings.extra_args, [DATA])
     usual_of = {
@@ -294,7 +295,7 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     if plain is None or not cell.traits.own_layers:
         return []
     # Of all blocks: where layers are of several kinds, a drafter changes how many of them one block holds.
-    moved, least = (_bytes_by(c, c.handed_tokens) for c in (cell, replace(cell, record=plain)))
+    moved, least = (_bytes_by(c, c.hand_off.handed_tokens) for c in (cell, replace(cell, record=plain)))
     tokens = max(moved.keys() & least.keys(), default=0)
     if not tokens:
         return []
@@ -311,7 +312,7 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
 def _bytes_by(cell: RecordedCell, size: Callable[[Observation], int]) -> dict[int, list[float]]:
     """Return the bytes of hand-offs of which D had nothing cached, by their size."""
     moved = defaultdict(list)
-    for o, leg in cell.counted_alone():
+    for o, leg in cell.hand_off.counted_alone():
         if not leg.counters.get("prefix_hits"):
             moved[size(o)].append(leg.counters["nixl_bytes"])
     return moved
@@ -391,7 +392,9 @@ def _never_pulled(cell: CellView, o: Observation) -> bool:
         return False
     if decode is None:
         return True
-    return bool(decode.counters) and not (decode.counters.get("nixl_bytes") or cell.has_all_cached(o, decode))
+    return bool(decode.counters) and not (
+        decode.counters.get("nixl_bytes") or cell.prefix_cache.has_all_cached(o, decode)
+    )
 
 
 def _stages(cell: CellView) -> list[Finding]:
@@ -412,9 +415,9 @@ def _stages(cell: CellView) -> list[Finding]:
         # Of prompts with a common prefix, the later one may find the blocks of the earlier in D's cache.
         cached = counters.get("prefix_hits", 0)
         if cached:
-            cached = min(cached, sum(cell.hit_of_any(cell.all_observations(), o) for o in members))
-        wanted = sum(map(cell.fetched_tokens, members)) - cached
-        least = len(members) - cell.most_all_cached(members, counters)
+            cached = min(cached, sum(cell.prefix_cache.hit_of_any(cell.all_observations(), o) for o in members))
+        wanted = sum(map(cell.hand_off.fetched_tokens, members)) - cached
+        least = len(members) - cell.prefix_cache.most_all_cached(members, counters)
         moved = counters.get("prompt_tokens_external_kv_transfer", counters.get("external_hits", 0.0))
         transfers, whole = counters.get("nixl_transfers", 0), counters.get("nixl_bytes", 0)
         if moved < wanted or transfers < least or len({bool(n) for n in (moved, transfers, whole)}) > 1:
@@ -426,7 +429,7 @@ def _stages(cell: CellView) -> list[Finding]:
                 message += f"; D computed {counted(int(own), 'prompt token')} itself"
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
         findings += _failed(cell, members[0], counters)
-        if sizes is not None and (whole - transfers / cell.transfers_each * sizes.state) % sizes.block:
+        if sizes is not None and (whole - transfers / cell.hand_off.transfers_each * sizes.state) % sizes.block:
             message = (
                 f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"
             )
@@ -489,7 +492,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     that a sliding window leaves."""
     params = prefill.kv_transfer_params or {}
     given = HandOffParameters(kv_transfer_params=params)
-    held = cell.handed_tokens(o)
+    held = cell.hand_off.handed_tokens(o)
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
         message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
         return [cell.untested(NAME, message, o, given)]
@@ -525,7 +528,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
         # The group with the most blocks has the layers that see most; which of the others has a window is not told.
         wanted = allowed[-1] if index == longest else min(allowed, key=lambda n: abs(n - len(group)))
         if cell.record.recurrent:
-            wanted = 1 if index in cell.clipped_groups else allowed[-1]
+            wanted = 1 if index in cell.kv_groups.clipped else allowed[-1]
         if len(group) != wanted:
             message = (
                 f"expected P to publish {_wanted_words(cell, count, wanted)} in KV-cache group {index}, "
@@ -551,7 +554,7 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     if not counters:
         message = "expected counters of the decode engine for this request, found none: no proof of a transfer"
         return [cell.untested(NAME, message, o)]
-    if cell.has_all_cached(o, decode):
+    if cell.prefix_cache.has_all_cached(o, decode):
         return _failed(cell, o, counters)
     findings = []
     proof = {

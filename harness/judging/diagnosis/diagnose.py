@@ -16,7 +16,6 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.judging.near_ties import near_tie_nats
-from harness.profiles.scenarios import Sampled
 from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
@@ -147,7 +146,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
 def _only_when_sampled(cell: CellView) -> bool:
     """Return whether the prompts of a ``sampled`` scenario are answered correctly cold (temperature zero) by this cell,
     which shows that their KV is correct."""
-    if not isinstance(cell.config, Sampled):
+    config = cell.config
+    if config is None or not config.samples:
         return False
     cold = replace(cell, scenario=COLD)
     prompts = {o.prompt_id for o in cell.answered().values()}

@@ -257,7 +257,7 @@ def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
     size = cell.record.block_size
     for leg in o.legs:
         hits = int(leg.counters.get("prefix_hits", 0))
-        allowed = cell.allowed_hit(o, o.process_of(leg)) if hits else None
+        allowed = cell.prefix_cache.allowed_hit(o, o.process_of(leg)) if hits else None
         if allowed is not None and hits > allowed:
             wrong = tuple(range(allowed // size, hits // size))
             return _Structure(

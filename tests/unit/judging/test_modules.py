@@ -109,16 +109,18 @@ def test_a_prompt_of_no_more_tokens_is_handed_over_as_a_whole():
     h = with_cells(history([observation("pd-mtp", 40)]), modules=3)
     cell = view(h, "pd-mtp")
     (o,) = cell.observations().values()
-    handed_over = [cell.handed_tokens(o.model_copy(update={"sent_ids": o.sent_ids[:n]})) for n in (1, 2, 3, 40)]
+    handed_over = [
+        cell.hand_off.handed_tokens(o.model_copy(update={"sent_ids": o.sent_ids[:n]})) for n in (1, 2, 3, 40)
+    ]
     assert handed_over == [1, 2, 1, 38]
-    assert cell.handed_tokens(o.model_copy(update={"feature": "prompt-logprobs"})) == 40
+    assert cell.hand_off.handed_tokens(o.model_copy(update={"feature": "prompt-logprobs"})) == 40
 
 
 @pytest.mark.parametrize(("tokens", "modules", "hit"), [(98, 1, 64), (98, 3, 32), (100, 3, 64), (101, 3, 64)])
 def test_what_p_has_cached_ends_before_the_tokens_that_later_modules_drafted(tokens, modules, hit):
     cell = view(with_cells(history([observation("pd-mtp", tokens)]), modules=modules), "pd-mtp")
     (o,) = cell.observations().values()
-    assert cell.expected_hit(o, o, "prefill").least == hit
+    assert cell.prefix_cache.expected_hit(o, o, "prefill").least == hit
 
 
 @pytest.mark.parametrize(("local", "padded"), [(1, True), (2, False)])
@@ -162,14 +164,14 @@ def test_only_p_of_a_pair_is_asked_for_less_than_the_prompt(cell, hit):
     """With three modules P computes 65 of 67 tokens, and its cache ends two before that; a single engine all."""
     asked = view(with_cells(history([observation(cell, 67)]), modules=3), cell)
     (o,) = asked.observations().values()
-    assert asked.expected_hit(o, o, asked.prefilling, answered=False).least == hit
+    assert asked.prefix_cache.expected_hit(o, o, asked.prefilling, answered=False).least == hit
 
 
 def test_p_is_asked_for_less_than_the_prompt_that_it_may_have_cached():
     """Of 97 tokens P is asked for 96, of which it computes the last block anew in any case."""
     cell = view(with_cells(history([observation("pd-none", 97)]), recurrent=True), "pd-none")
     (o,) = cell.observations().values()
-    assert [cell.expected_hit(o, o, role).least for role in ("prefill", "decode")] == [64, 96]
+    assert [cell.prefix_cache.expected_hit(o, o, role).least for role in ("prefill", "decode")] == [64, 96]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_only_what_is_handed_over_is_short_of_what_p_leaves_to_d(route, changes,
     h = with_cells(history([observation("pd-mtp", 40)]), modules=3, recurrent=changes.pop("recurrent", False))
     cell = view(with_profile(h, engine=changes), "pd-mtp")
     (o,) = cell.observations().values()
-    assert cell.handed_tokens(o.model_copy(update={"route": route})) == handed_over
+    assert cell.hand_off.handed_tokens(o.model_copy(update={"route": route})) == handed_over
 
 
 @pytest.mark.parametrize(

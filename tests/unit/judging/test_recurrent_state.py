@@ -123,7 +123,7 @@ def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(to
     h = with_cells(history([observation("single-mtp", tokens)]), recurrent=recurrent, block_size=BLOCK)
     cell = view(h, "single-mtp")
     (o,) = cell.observations().values()
-    assert cell.expected_hit(o, o).least == hit
+    assert cell.prefix_cache.expected_hit(o, o).least == hit
 
 
 @pytest.mark.parametrize(("version", "most"), [("0.32.0", 32), ("0.32.0+cu129", 32), ("0.33.0+cpu", 64), ("x", 32)])
@@ -131,7 +131,7 @@ def test_a_later_version_may_use_the_block_that_is_recomputed(version, most):
     h = history([observation("single-mtp", 96)])
     cell = view(with_run(h, versions={**h.run.versions, "vllm": version}), "single-mtp")
     (o,) = cell.observations().values()
-    assert cell.expected_hit(o, o).most == most
+    assert cell.prefix_cache.expected_hit(o, o).most == most
 
 
 def test_an_appended_token_is_fetched_although_p_was_asked_for_less():
@@ -141,7 +141,11 @@ def test_an_appended_token_is_fetched_although_p_was_asked_for_less():
     cell = view(h, "pd-none", scenario="appended")
     (o,) = cell.observations().values()
     leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": 160.0}})
-    assert (cell.handed_tokens(o), cell.fetched_tokens(o), cell.has_all_cached(o, leg)) == (160, 160, False)
+    assert (
+        cell.hand_off.handed_tokens(o),
+        cell.hand_off.fetched_tokens(o),
+        cell.prefix_cache.has_all_cached(o, leg),
+    ) == (160, 160, False)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_nothing_moves_where_d_has_all_but_the_last_token_cached(tokens, cached,
     cell = view(h, "pd-none")
     (o,) = cell.observations().values()
     leg = o.final.model_copy(update={"counters": {**o.final.counters, "prefix_hits": float(cached)}})
-    assert cell.has_all_cached(o, leg) is all_cached
+    assert cell.prefix_cache.has_all_cached(o, leg) is all_cached
 
 
 @pytest.mark.parametrize(("cached", "early"), [(96.0, True), (64.0, False)])

@@ -13,6 +13,7 @@ from harness.judging.checks import preconditions, responses, transfer
 from harness.judging.checks import tokens as tokens_checks
 from harness.judging.checks.drafting import acceptance_single
 from harness.judging.checks.registry import judge
+from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
 from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Scenario, Trace
@@ -568,7 +569,7 @@ def test_drafts_of_a_trace_are_compared_exactly_where_prompts_are_chunked_as_eve
     made = history(
         [in_scenario("single-eagle3", "trace", "r0-0")], scenarios=[{**TRACE, "stages": stages}], engines=engines
     )
-    assert view(made, "single-eagle3", scenario="trace").acceptance_slack == slack
+    assert acceptance.acceptance_slack(view(made, "single-eagle3", scenario="trace")) == slack
 
 
 @pytest.mark.parametrize(("preemptions", "verdict"), [(4, Verdict.PASS), (2, Verdict.REGRESSION)])

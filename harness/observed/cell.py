@@ -1,0 +1,210 @@
+"""A view of one recorded cell in one scenario: what it is, what it was to run with, and its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self, get_args
+
+from pydantic import ValidationError
+
+from harness.errors import DataError
+from harness.history.acceptance import Steps, real_steps
+from harness.history.folder import History
+from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, Form, Leg, Observation
+from harness.profiles.cells import SECOND_P, CellName
+from harness.profiles.methods import Traits
+from harness.profiles.recorded_profile import RecordedEngine, RecordedProfile
+from harness.profiles.scenarios import Scenario
+from harness.prompts.lengths import classify
+
+
+class Answer(NamedTuple):
+    """A request that was answered, as its user received it."""
+
+    o: Observation
+    leg: Leg
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ObservedCell:
+    """One cell of a recorded run, in one scenario."""
+
+    history: History
+    record: CellRecord
+    scenario: str = COLD
+
+    @property
+    def id(self) -> str:
+        return self.record.cell
+
+    @property
+    def name(self) -> CellName:
+        return CellName.of(self.id)
+
+    @property
+    def topology(self) -> str:
+        return self.name.topology
+
+    @property
+    def method(self) -> str:
+        return self.name.method
+
+    @property
+    def lineup(self) -> str:
+        """The key of the baseline for this cell."""
+        return self.name.lineup
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is the plain single engine, which the tokens of its variant are compared with."""
+        return self.id == self.name.reference
+
+    @property
+    def cold(self) -> bool:
+        return self.scenario == COLD
+
+    @property
+    def planned(self) -> int:
+        return self.record.planned if self.cold else self.record.scenarios.get(self.scenario, 0)
+
+    @property
+    def routed(self) -> bool:
+        """Whether a router stands between the harness and the engines."""
+        return self.record.route == "router"
+
+    @property
+    def speculative(self) -> bool:
+        return self.record.draft_tokens > 0
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What is known of the cell's method of vLLM."""
+        return self.profile.traits(self.method)
+
+    @property
+    def handed_off(self) -> bool:
+        return self.topology == "pd"
+
+    @property
+    def may_pad(self) -> bool:
+        """Whether D's first step may be padded: after a hand-off that leaves it no more than one token of a prompt."""
+        return self.handed_off and self.record.held_back <= 1
+
+    @property
+    def answering(self) -> str:
+        """Role of the engine that generates the output."""
+        return "decode" if self.handed_off else "single"
+
+    @property
+    def prefilling(self) -> str:
+        """Role of the engine that computes the prompts."""
+        return "prefill" if self.handed_off else "single"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the engines that the topology has, without routers."""
+        return ("prefill", "decode") if self.handed_off else ("single",)
+
+    def engine(self, role: str) -> EngineRecord | None:
+        """Return the engine with a role in this cell; in a P/D pair, ``single`` is the decode engine."""
+        return self._engines.get(role) or (self._engines.get("decode") if role == "single" else None)
+
+    @property
+    def engine_roles(self) -> set[str]:
+        """Roles of the engines that are recorded for this cell, without routers and a second P."""
+        return self._engines.keys() - {"router", SECOND_P}
+
+    @property
+    def _engines(self) -> dict[str, EngineRecord]:
+        return {e.role: e for e in self.history.run.engines if e.group == self.record.group}
+
+    def selected(self, cell_id: str) -> bool:
+        """Return whether the run was asked to observe another cell."""
+        return self.history.cell(cell_id) is not None
+
+    def asked(self, cell_id: str) -> bool:
+        """Return whether the run was asked to observe another cell in this cell's scenario."""
+        record = self.history.cell(cell_id)
+        return record is not None and (record.planned > 0 if self.cold else self.scenario in record.scenarios)
+
+    def asked_alike(self, cell_id: str) -> bool:
+        """Return whether the run was asked for prompts of this cell in another one, in this scenario or cold."""
+        cold = self.history.of(cell_id)
+        return self.asked(cell_id) or any(o.prompt_id in cold for o in self.observations().values())
+
+    def sibling(self, topology: str, scenario: str | None = None) -> Self | None:
+        """Return the same method in another topology or scenario of this run, without a router; None if absent."""
+        record = self.history.cell(self.name.beside(topology).id)
+        return replace(self, record=record, scenario=scenario or self.scenario) if record is not None else None
+
+    @cached_property
+    def config(self) -> Scenario | None:
+        """The scenario as configured in the profile; None for cold prompts. Raises DataError for a damaged record."""
+        if self.cold:
+            return None
+        try:
+            return self.profile.scenario(self.scenario)
+        except ValidationError as error:
+            raise DataError(f"scenario {self.scenario} of the recorded profile is damaged: {error}") from error
+
+    @cached_property
+    def profile(self) -> RecordedProfile:
+        """What was asked of this cell's variant."""
+        return self.history.run.asked_for.part(self.name.variant)
+
+    @property
+    def settings(self) -> RecordedEngine:
+        """The settings that the engines of the cell were to have."""
+        return self.profile.engine
+
+    def fills_context(self, o: Observation, leg: Leg) -> bool:
+        """Return whether a prompt and its answer fill the context, which ends a request early."""
+        return self.settings.context_tokens is not None and (
+            len(o.sent_ids) + len(leg.output_ids or ()) >= self.settings.context_tokens
+        )
+
+    @property
+    def first_view(self) -> bool:
+        """Whether this is the first of the cell's scenarios, in which what concerns the whole cell is judged."""
+        scenarios = () if self.record.planned else self.record.scenarios
+        return self.scenario == next(iter(scenarios), COLD)
+
+    @property
+    def judged_whole(self) -> bool:
+        """Whether what concerns the whole cell is judged in this view: in the first one of a complete cell, unless the
+        record is from before its requests were planned one by one, and its engines' counters and settings read."""
+        return self.first_view and self.record.state == "complete" and self.record.plan != COUNTED
+
+    def observations(self, form: Form = "ids") -> dict[str, Observation]:
+        """Return observations by key: the prompt id when cold, otherwise with instance and part."""
+        return self.history.of(self.id, form, self.scenario)
+
+    def all_observations(self) -> list[Observation]:
+        """Return the observations of both forms."""
+        return [*self.observations("ids").values(), *self.observations("text").values()]
+
+    def every_answer(self) -> list[Observation]:
+        """Return the observations of both forms, with all of those that answer the same request."""
+        by_place = self.history.of_cell(self.id).by_place
+        return [o for form in get_args(Form) for o in by_place.get((form, self.scenario), ())]
+
+    def answers(self, form: Form = "ids") -> dict[str, Answer]:
+        """Return, by key, the observations that were to be answered, ended without an error and have output ids."""
+        return {
+            k: Answer(o, leg, leg.output_ids)
+            for k, o in self.observations(form).items()
+            if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
+        }
+
+    def answered(self, form: Form = "ids") -> dict[str, Observation]:
+        """Return the observations of ``answers``."""
+        return {k: a.o for k, a in self.answers(form).items()}
+
+    def steps(self) -> dict[str, Steps]:
+        """Return, by key, the verify steps of each answered request that reports them, without padding."""
+        return {k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None}
+
+    def stratum(self, observation: Observation) -> str:
+        return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

@@ -1,0 +1,115 @@
+"""What an engine of a cell must, and may, find of a prompt in its prefix cache, by what it was asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packaging.version import InvalidVersion, Version
+
+from harness.history.records import Leg, Observation
+from harness.history.token_ids import common_prefix
+from harness.observed.cell import ObservedCell
+from harness.observed.hand_off import HandOff
+
+
+class Hit(NamedTuple):
+    """Tokens of a prompt that an engine takes from its prefix cache, by what it was asked before."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class PrefixCache:
+    """The prefix caches of the engines of one cell in one scenario."""
+
+    _cell: ObservedCell
+    _hand_off: HandOff
+
+    def expected_hit(
+        self, donor: Observation, subject: Observation, role: str | None = None, answered: bool = True
+    ) -> Hit:
+        """Return how many tokens of the subject an engine must have cached after the donor: the whole common blocks,
+        never the whole prompt. ``role`` defaults to the answering engine, which also holds the donor's answer once it
+        has ``answered``.
+
+        With drafters that make vLLM recompute the last matched block (``use_eagle_block_drop``) it is one block less.
+        Versions after 0.32.0 may reuse that one: vllm-project/vllm#50438 hashes blocks with their lookahead. Where
+        layers are of several kinds the block to recompute may end with the prompt: vLLM looks for it beyond the last
+        token but one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
+        """
+        size = self._cell.record.block_size
+        role = role or self._cell.answering
+        held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)
+        if answered and role == self._cell.answering:
+            held = (*held, *_computed_output(donor))
+        held = held[: max(len(held) - self._cell.record.unverified, 0)]
+        matched = common_prefix(held, asked) // size * size
+        limit = (len(asked) - 1) // size * size
+        whole = min(matched, limit)
+        drops = self._cell.speculative and self._cell.traits.drops_block
+        last = matched if self._cell.record.several_kinds else whole
+        least = min(max(last - size, 0), limit) if drops else whole
+        return Hit(least, whole if drops and _after(self._cell.history.run.versions.get("vllm"), "0.32.0") else least)
+
+    def _computed_prompt(self, o: Observation, role: str) -> tuple[int, ...]:
+        """Return the prompt tokens of a request that an engine computes: P all but those that it leaves to D."""
+        return o.sent_ids[: self._hand_off.handed_tokens(o)] if role == "prefill" else o.sent_ids
+
+    def allowed_hit(self, o: Observation, role: str) -> int | None:
+        """Return the most prompt tokens of a request that may be in an engine's prefix cache: its longest common prefix
+        with an earlier request of the same script. Zero for cold prompts; None if the counters are shared with other
+        requests.
+        """
+        if o.concurrent > 1:
+            return None
+        config = self._cell.config
+        if self._cell.cold or (config is not None and config.evicts):
+            return 0
+        return self.hit_of_any((x for x in self._cell.observations().values() if x.sequence < o.sequence), o, role)
+
+    def hit_of_any(self, donors: Iterable[Observation], subject: Observation, role: str | None = None) -> int:
+        """Return the most tokens of the subject that an engine may have cached after the donors of its instance."""
+        others = (x for x in donors if x.instance == subject.instance and x is not subject)
+        return max((self.expected_hit(x, subject, role).most for x in others), default=0)
+
+    def has_all_cached(self, o: Observation, decode: Leg) -> bool:
+        """Return whether D, asked alone, had all tokens cached that P hands over, so that nothing moves. Where P leaves
+        none to D, something always does: D fetches the last token, too, which it computes in any case."""
+        hits = decode.counters.get("prefix_hits", 0)
+        return self._hand_off.left_to_d(o) > 0 and hits >= self._hand_off.fetched_tokens(o)
+
+    def most_all_cached(self, members: Iterable[Observation], counters: Mapping[str, float]) -> int:
+        """Return of how many requests beside each other, whose counters are known for all of them together, D may have
+        had all tokens cached that P hands over: each of them takes that many from the cache."""
+        hits, most = counters.get("prefix_hits", 0), 0
+        if not hits:
+            return 0
+        for tokens in sorted(self._hand_off.fetched_tokens(o) for o in members if self._may_have_all_cached(o)):
+            hits -= tokens
+            most += hits >= 0
+        return most
+
+    def _may_have_all_cached(self, o: Observation) -> bool:
+        if o.concurrent == 1 or not self._hand_off.left_to_d(o):
+            return False
+        return self.hit_of_any(self._cell.all_observations(), o) >= self._hand_off.fetched_tokens(o)
+
+
+def _after(version: str | None, other: str) -> bool:
+    """Return whether a version is later than a release, of which builds such as ``+cu129`` are no later ones."""
+    try:
+        return Version(Version(version or "").public) > Version(other)
+    except InvalidVersion:
+        return False
+
+
+def _computed_output(o: Observation) -> tuple[int, ...]:
+    """Return the output tokens whose KV was computed: all but the last one, and at most those of a request that was
+    given up."""
+    leg = o.final
+    if leg is None and o.abandon is not None:
+        return o.known_answer or ()
+    return (leg.output_ids or ())[:-1] if leg is not None else ()
