@@ -23,10 +23,10 @@ def config_in(folder: Path | None) -> Mapping[str, Any]:
     """Return the ``config.json`` of the model in a folder; an empty one, which counts as full attention, if it cannot
     be read."""
     try:
-        config = json_io.loads(json_io.read_text(folder / "config.json", _MOST_BYTES)) if folder is not None else {}
+        found = json_io.loads(json_io.read_text(folder / "config.json", _MOST_BYTES)) if folder is not None else {}
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:

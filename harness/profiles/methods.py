@@ -213,18 +213,18 @@ class OtherMethod(_Speculative):
         """Take k from the configuration, so that what vLLM was given can be pasted."""
         if not isinstance(raw, Mapping):
             return raw
-        config = raw.get("speculative_config")
-        if config is None:
+        given = raw.get("speculative_config")
+        if given is None:
             raise ValueError(
                 f"expected {', '.join(SHORT_FORMS)}, or a name of your own with speculative_config (what vLLM's "
                 f"--speculative-config takes), found {raw.get('kind')!r} without one"
             )
-        if not isinstance(config, Mapping) or _K not in config:
+        if not isinstance(given, Mapping) or _K not in given:
             return raw
-        k = config[_K]
+        k = given[_K]
         if raw.get(_K, k) != k:
             raise ValueError(f"{_K}: expected one number, found {raw[_K]} and, in speculative_config, {k}")
-        return {**raw, _K: k, "speculative_config": {name: v for name, v in config.items() if name != _K}}
+        return {**raw, _K: k, "speculative_config": {name: v for name, v in given.items() if name != _K}}
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

@@ -33,6 +33,11 @@ class _Scenario(Strict):
         return 0
 
     @property
+    def most_asked(self) -> int:
+        """The most output tokens that it asks for by itself; 0 if it leaves them to the workload."""
+        return self.max_tokens or 0
+
+    @property
     def topologies(self) -> tuple[Topology, ...]:
         return BOTH
 
@@ -401,6 +406,10 @@ class Trace(_Scenario):
     @property
     def requests(self) -> tuple[TraceRequest, ...]:
         return tuple(request for stage in self.stages for request in stage)
+
+    @property
+    def most_asked(self) -> int:
+        return max(self.max_tokens or 0, *(r.max_tokens or 0 for r in self.requests))
 
     @property
     def crowded(self) -> bool:

@@ -16,9 +16,9 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history.records import Leg, Observation
 from harness.profiles.cells import Cell, Role
+from harness.scenarios.base import ORDER_S, Script, Send, Stage
 from harness.util import clock
 from harness.workload.features import feature_fields
-from harness.workload.scripts import ORDER_S, Script, Send, Stage
 
 _HOLD_S = 0.25
 """Seconds for which an engine is held after requests were sent, so that the API server has queued all of them."""

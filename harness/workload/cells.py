@@ -12,7 +12,8 @@ from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s
 from harness.profiles.model import Profile, Workload
 from harness.prompts.model import Prompt, PromptSet
-from harness.workload.scripts import Script, drawn, scripts
+from harness.scenarios.base import Script
+from harness.workload.scripts import drawn, scripts
 
 
 class Item(NamedTuple):

@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from harness.profiles.scenarios import Feature
-
-
-def stop_at(feature: Feature, answered: int) -> int | None:
-    """Return at which token of a known answer of this length a request stops because of a feature, or None."""
-    return {"stop-token": answered // 2, "stop-at-once": 0}.get(feature)
+from harness.scenarios.features import stop_at
 
 
 def feature_fields(feature: Feature, known: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> dict[str, Any]:

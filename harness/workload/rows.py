@@ -9,8 +9,8 @@ from harness.history.plan import prompt_sha256
 from harness.history.records import Form, LegRole, PlannedRequest, SentTo
 from harness.profiles.cells import Cell
 from harness.prompts.model import Prompt
+from harness.scenarios.base import Script
 from harness.workload.cells import CellWork
-from harness.workload.scripts import Script
 
 
 def planned_rows(work: CellWork, max_tokens: int) -> tuple[PlannedRequest, ...]:

@@ -21,9 +21,9 @@ from harness.history.records import COLD, RESCORE, Observation
 from harness.history.token_ids import common_prefix, output_key
 from harness.profiles.cells import CellName
 from harness.prompts.model import Prompt
+from harness.scenarios.base import SHORT, Send
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared
-from harness.workload.scripts import SHORT, Send
 from tests.support.builders import counted, engines_of, history, leg, lookup_of, speculation, with_run
 
 OUTPUTS = 256

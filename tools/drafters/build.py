@@ -60,7 +60,8 @@ def train_one(
     counts = describe(conversations)
     parts = {part: items(conversations, part) for part in ("train", "validation", "test")}
     del conversations
-    vocabulary = frequent(parts["train"], recipe.vocabulary, target.vocab)
+    size = recipe.vocabulary if name == "eagle3" else recipe.loss_words
+    vocabulary = frequent(parts["train"], size, target.vocab)
     covered = {part: round(coverage(some, vocabulary), 4) for part, some in parts.items()}
     log(f"{counts['train']}, vocabulary covers {covered}")
     drafter = make(name, target, vocabulary)

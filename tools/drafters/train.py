@@ -24,8 +24,10 @@ class Recipe(NamedTuple):
     """Everything but data and time that determines the weights; recorded with them."""
 
     seed: int = 1
-    vocabulary: int = 6144
-    """The most frequent words of the answers: EAGLE3's head has these, and the loss of the others looks at these."""
+    vocabulary: int = 8192
+    """The most frequent words of the answers, which EAGLE3's head has."""
+    loss_words: int = 6144
+    """How many of them the loss of the others looks at."""
     other_words: int = 1024
     """Further words, drawn anew for each step, which a drafter with the target's whole head must not prefer."""
     peak_lr: float = 1e-3

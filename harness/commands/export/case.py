@@ -25,9 +25,9 @@ from harness.profiles.cells import Cell, Role
 from harness.profiles.model import Profile, models_of
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.prompts.model import Prompt
+from harness.scenarios.base import Script, Send, Stage
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, LOOPBACK
 from harness.util.files import write_atomic
-from harness.workload.scripts import Script, Send, Stage
 
 EMBEDDED_BYTES = 8 * 2**20
 """The models of a cell are embedded in the file up to this total size."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.history.records import COLD
 from harness.history.token_ids import common_prefix
 from harness.prompts.model import Prompt
-from harness.workload.scripts import Script, Send, Stage
+from harness.scenarios.base import Script, Send, Stage
 
 
 def _without_timing(send: Send) -> Send:

@@ -10,6 +10,7 @@ from harness.history.records import COLD, Leg, Observation
 from harness.judging.evidence import CellView
 from harness.judging.figures import Counted
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.scenarios.proving import steps_up_to
 
 NAME = "counters-offered"
 _EVERY = ("finished_requests", "preemptions", "prefix_hits", "prompt_tokens_local_compute")
@@ -234,12 +235,6 @@ def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
 
 
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
-
-
-def steps_up_to(found: Mapping[str, float]) -> dict[int, float]:
-    """Return an engine's steps of at most so many tokens, by that number."""
-    head = "engine_steps_le_"
-    return {int(name.removeprefix(head)): value for name, value in found.items() if name.startswith(head)}
 
 
 def _of(counted: _Counted) -> str:

@@ -12,8 +12,8 @@ from harness.prompts.datasets import SHIPPED, shipped_texts
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import PromptSet, load_prompts
 from harness.prompts.padded import coverage
+from harness.scenarios.possible import shared_blocks
 from harness.util.files import sha256_file
-from harness.workload.scripts import shared_blocks
 
 BLOCK = 32
 

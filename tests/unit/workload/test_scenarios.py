@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
 
 import pytest
 
@@ -16,13 +15,14 @@ from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.model import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Scenario, Trace
+from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace
 from harness.prompts.model import load_prompts
+from harness.scenarios.possible import shared_blocks
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.features import feature_fields, for_prefill
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
-from harness.workload.scripts import drawn, require_possible, scripts, shared_blocks
+from harness.workload.scripts import drawn, require_possible, scripts
 from tests.support.builders import (
     LAYERS,
     change_final,
@@ -308,11 +308,6 @@ def proof(observations: list, raw: dict, cell: str = "single-eagle3", engines=No
     the_history = history(observations, scenarios=[raw], engines=engines or (engine(cell, cell.split("-")[0]),))
     the_history = with_run(the_history, versions={**the_history.run.versions, "vllm": vllm})
     return preconditions.state_occurred(view(the_history, cell, scenario=raw["id"]))
-
-
-def test_every_kind_of_scenario_has_a_proof():
-    kinds = {get_args(one.model_fields["kind"].annotation)[0] for one in get_args(get_args(Scenario)[0])}
-    assert preconditions.PROOFS.keys() == kinds
 
 
 HIT = {"id": "hit", "kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p96", "subject": "p96"}]}

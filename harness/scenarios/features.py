@@ -1,0 +1,57 @@
+"""Each prompt is asked once with each of several parameters that must not change its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.history.records import SentTo
+from harness.profiles.model import Profile
+from harness.profiles.scenarios import Feature, Features
+from harness.prompts.model import Prompt
+from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+
+_LONG_ENOUGH = 4
+"""Known tokens of a prompt that is asked with features: it is stopped after the first and before the last."""
+
+
+class FeaturesKind(Kind[Features]):
+    def stages(self, config: Features, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
+        return [_of(config, prompts[p]) for p in config.prompts]
+
+    def impossible(self, config: Features, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+        short = [p for p in config.prompts if len(prompts[p].expected or ()) < _LONG_ENOUGH]
+        if not short:
+            return None
+        return (
+            f"expected prompts with a known answer of at least {_LONG_ENOUGH} tokens, found "
+            f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
+        )
+
+    def gaps(self, config: Features, seen: Occurrence) -> Iterator[Gap]:
+        """Prove what an answer can show: that it stopped at its token, and that log-probs of the prompt came. A grammar
+        and a smallest length that an engine ignores change nothing."""
+        for o in seen.parts.values():
+            leg = o.final
+            if o.feature in ("stop-token", "stop-at-once") and leg is not None and leg.finish_reason != "stop":
+                yield Gap(o, f"expected the request to end at its stop token, found the reason {leg.finish_reason}")
+            if o.feature == "prompt-logprobs" and all(leg.prompt_logprobs is None for leg in o.legs):
+                yield Gap(o, "expected the log-probs of the prompt that were asked for, found none in any answer")
+
+
+def _of(config: Features, prompt: Prompt) -> list[Stage]:
+    answered = len(prompt.expected or ())
+    # With log-probs of the prompt D computes all of it, whatever P has.
+    routes: dict[Feature, SentTo] = {"prompt-logprobs": "local"}
+    stages = []
+    for feature in config.features:
+        # A request that is not stopped has the tokens of one that is, and another finish reason.
+        last = stop_at(feature, answered)
+        limit = config.max_tokens if last is None else last + 1
+        send = Send(prompt, feature, feature, routes.get(feature, "cell"), max_tokens=limit, feature=feature)
+        stages.append(Stage((send,)))
+    return stages
+
+
+def stop_at(feature: Feature, answered: int) -> int | None:
+    """Return at which token of a known answer of this length a request stops because of a feature, or None."""
+    return {"stop-token": answered // 2, "stop-at-once": 0}.get(feature)

@@ -1,0 +1,57 @@
+"""Conditions without which a state cannot occur, each as a sentence about what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.history.token_ids import common_prefix
+from harness.profiles.model import Profile
+from harness.profiles.scenarios import Pair
+from harness.prompts.lengths import blocks
+from harness.prompts.model import Prompt
+
+
+def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:
+    """Return the number of whole blocks in the common prefix of two prompts."""
+    return common_prefix(a.ids, b.ids) // block_size
+
+
+def demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt], limit: int | None) -> int:
+    """Return the number of KV blocks that the prompts and their outputs need together."""
+    size = profile.engine.block_size
+    most = limit or profile.workload.max_tokens
+    return sum(blocks(prompts[n].tokens + min(most, prompts[n].tokens), size) for n in names)
+
+
+def too_many(together: int, profile: Profile) -> str | None:
+    if together <= profile.engine.max_num_seqs:
+        return None
+    return (
+        f"expected engine.max_num_seqs of at least {together}, found {profile.engine.max_num_seqs}; raise it or send "
+        "fewer prompts together"
+    )
+
+
+def pool_of(wanted: str, pool: int) -> str:
+    return f"expected a KV pool (engine.kv_blocks) of {wanted}, found {pool}; change the pool or the prompts"
+
+
+def no_sharing(pairs: Sequence[Pair], prompts: Mapping[str, Prompt], size: int) -> str | None:
+    for pair in pairs:
+        if shared_blocks(prompts[pair.donor], prompts[pair.subject], size) < 1:
+            return (
+                f"expected donor {pair.donor} and subject {pair.subject} to have their first block of {size} tokens "
+                "in common, found them to differ; name prompts that share a prefix"
+            )
+    return None
+
+
+def unfilled(fill: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return why prompts cannot use up a pool, or None."""
+    pool = profile.engine.kv_blocks
+    wanted = sum(blocks(prompts[n].tokens, profile.engine.block_size) for n in fill)
+    return (
+        pool_of(f"at most {wanted + 1} blocks, which its fill can use up", pool)
+        if pool is not None and wanted < pool - 1
+        else None
+    )
