@@ -25,12 +25,13 @@ from harness.engines.session import EngineGroupSession
 from harness.history.folder import History
 from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, judge
+from harness.judging.checks.registry import judge
 from harness.judging.known_defects import apply_known
+from harness.judging.references import baselines_for
 from harness.profiles.cells import Cell, EngineGroup, Plan, Role
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
-from harness.profiles.model import Method
+from harness.profiles.methods import Method
 from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY

@@ -39,7 +39,8 @@ from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement, how_many
 from harness.judging.references import References, lookups_for
 from harness.profiles.cells import CellName
-from harness.profiles.model import Profile, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run
 from harness.util.files import write_json

@@ -19,7 +19,8 @@ from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.registry import TEST_NAMES, check_names
 from harness.judging.findings import CheckResult
 from harness.profiles.cells import CellName
-from harness.profiles.model import SHIPPED_PROFILES, Profile, shipped_profile_names
+from harness.profiles.load import SHIPPED_PROFILES, shipped_profile_names
+from harness.profiles.model import Profile
 from harness.reports.judge_run import Outcome
 from harness.runner.options import RunOptions
 from harness.util.paths import DEFAULT_OUT

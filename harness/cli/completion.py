@@ -97,7 +97,7 @@ def _short(path: Path) -> str:
 
 
 def _of_profile(ctx: typer.Context, names: Callable[[Profile], Iterable[str]]) -> list[str]:
-    from harness.profiles.model import read_profile
+    from harness.profiles.load import read_profile
 
     try:
         return list(dict.fromkeys(names(read_profile(ctx.params.get("profile") or "cpu"))))

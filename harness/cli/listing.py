@@ -43,7 +43,7 @@ def _words(value: Any) -> str:
 def list_profiles(as_json: JsonOption = False) -> None:
     """List the shipped profiles, which `--profile` takes; it also takes the path of a YAML file."""
     from harness.profiles.cells import all_cells
-    from harness.profiles.model import read_profile, shipped_profile_names
+    from harness.profiles.load import read_profile, shipped_profile_names
 
     found = [read_profile(name) for name in shipped_profile_names()]
     rows = [
@@ -57,7 +57,7 @@ def list_profiles(as_json: JsonOption = False) -> None:
 def list_cells(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> None:
     """List the cells of a profile, which `--cell` selects."""
     from harness.profiles.cells import all_cells
-    from harness.profiles.model import read_profile
+    from harness.profiles.load import read_profile
 
     wanted = read_profile(profile)
     rows = [
@@ -89,7 +89,7 @@ def _unlike(scenario: Scenario, among: Iterable[Scenario]) -> str:
 @list_app.command("scenarios")
 def list_scenarios(profile: ProfileOption = "cpu", as_json: JsonOption = False) -> None:
     """List the scenarios of a profile, which `--scenario` selects."""
-    from harness.profiles.model import read_profile
+    from harness.profiles.load import read_profile
 
     wanted = read_profile(profile)
     cold: dict[str, Any] = {

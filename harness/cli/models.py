@@ -34,9 +34,10 @@ def models_command(
     Exit code 0 when all are cached or can be downloaded; 2 when access, network or disk prevents it; 64 when the
     profile names a model that does not exist or has moved.
     """
+    from harness.profiles.availability import makeable, references_of
     from harness.profiles.cells import select_cells
     from harness.profiles.hub import GIB, Hub
-    from harness.profiles.model import makeable, read_profile, references_of
+    from harness.profiles.load import read_profile
     from harness.profiles.model_survey import survey, survey_convertible
 
     # A nightly job downloads models first; its prompts may be built with their tokenizers later.

@@ -34,7 +34,7 @@ ENGINES = "Engines"
 def _profile(context: typer.Context, value: str) -> str:
     """Raise ProfileError unless there is such a profile, before anything that takes seconds is imported."""
     if not context.resilient_parsing:
-        from harness.profiles.model import require_profile
+        from harness.profiles.load import require_profile
 
         require_profile(value)
     return value
@@ -195,7 +195,7 @@ KnownOption = Annotated[
 
 def chosen_profile(profile: str, quick: bool) -> str:
     """Return the profile or its quick form. Raises ProfileError or UsageError when there is no such profile."""
-    from harness.profiles.model import require_profile
+    from harness.profiles.load import require_profile
 
     if quick:
         return quick_form(profile)
@@ -230,7 +230,7 @@ def quick_form(profile: str) -> str:
 
     Raises UsageError when there is none.
     """
-    from harness.profiles.model import shipped_profile_names
+    from harness.profiles.load import shipped_profile_names
 
     path = Path(profile)
     quick = str(path.with_stem(f"{path.stem}-quick"))

@@ -238,7 +238,8 @@ _BLOCK_SIZE, _LOOKAHEAD = 32, 4
 
 def parts_with_recipes(name: str) -> list[Profile]:
     """Return the parts of a profile whose prompt sets have a recipe, one part per set."""
-    from harness.profiles.model import localise, read_profile
+    from harness.profiles.availability import localise
+    from harness.profiles.load import read_profile
 
     parts = [localise(p, name) for p in read_profile(name).written_parts if p.workload.recipe is not None]
     return list({p.workload.prompts: p for p in reversed(parts)}.values())
@@ -307,7 +308,8 @@ def texts_of_recipe(recipe: PromptRecipe, file: Path | None) -> Texts:
 
 def profile_without_prompts(name: str) -> Profile:
     """Load a profile whose prompts need not exist yet."""
-    from harness.profiles.model import localise, read_profile
+    from harness.profiles.availability import localise
+    from harness.profiles.load import read_profile
 
     return localise(read_profile(name, with_prompts=False), name)
 

@@ -18,8 +18,8 @@ from harness.errors import DataError, UsageError
 from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.judging.power import lookups_now
+from harness.profiles.availability import reason_for
 from harness.profiles.cells import CellName
-from harness.profiles.model import reason_for
 from harness.scheduling.gpus import gpus
 from harness.workload.prepare import Prepared, prepare
 

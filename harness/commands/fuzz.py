@@ -9,7 +9,8 @@ import yaml
 
 from harness.errors import UsageError
 from harness.history.records import COLD
-from harness.profiles.model import Profile, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.profiles.scenarios import Trace
 from harness.util.files import write_atomic
 from harness.workload.prepare import Prepared, prepare

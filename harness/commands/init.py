@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from harness.errors import HarnessError, ProfileError, UsageError
 from harness.profiles.hub import Hub
+from harness.profiles.load import check_paths, profile_of
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
-from harness.profiles.model import check_paths, profile_of
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, named_on_hub
 from harness.prompts.datasets import read_texts
 from harness.util.paths import REPOSITORY, beneath

@@ -15,9 +15,11 @@ from harness.history.rounding import MULTIPLE
 from harness.judging.detection import Detectable, Sample
 from harness.judging.power import PowerRow, Sensitivity, lookups_now, sensitivity
 from harness.judging.rounding import measurement
+from harness.profiles.availability import references_of
 from harness.profiles.cells import EngineGroup, excluded_cells
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import Profile, read_profile, references_of
+from harness.profiles.load import read_profile
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import PackagedModel
 from harness.profiles.model_survey import Model, survey, survey_convertible
 from harness.prompts.lengths import Stratum

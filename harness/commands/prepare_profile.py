@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from harness.errors import EnvironmentFault, UsageError
 from harness.judging.power import lookups_now
+from harness.profiles.availability import references_of
 from harness.profiles.hub import Hub
-from harness.profiles.model import read_profile, references_of
+from harness.profiles.load import read_profile
 from harness.profiles.model_survey import survey_convertible
 from harness.workload.prepare import prepare
 

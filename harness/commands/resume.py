@@ -22,8 +22,8 @@ from harness.history.layout import CELLS, LINES, PARQUET, ROUNDING, SCORES, SECO
 from harness.history.plan import counts_of, unanswered
 from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
-from harness.judging.checks.registry import baselines_for, tripped_tests
-from harness.judging.references import load_second
+from harness.judging.checks.registry import tripped_tests
+from harness.judging.references import baselines_for, load_second
 from harness.profiles.cells import CellName, EngineGroup, Plan
 from harness.reports.judge_run import Outcome, assess, judge_and_report
 from harness.runner.groups import Runner

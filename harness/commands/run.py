@@ -8,7 +8,8 @@ from harness.history.folder import History
 from harness.history.layout import SECOND
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, tripped_tests
+from harness.judging.checks.registry import tripped_tests
+from harness.judging.references import baselines_for
 from harness.mutants.install import require_alone, require_known
 from harness.profiles.cells import CellName, make_plan
 from harness.reports.judge_run import Outcome, judge_and_report, judged

@@ -12,11 +12,13 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.errors import EngineStartError
 from harness.history.engine_interfaces import PER_REQUEST
+from harness.profiles.availability import models_of
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
+from harness.profiles.engine_config import EngineConfig
 from harness.profiles.kv_layout import recurrent, target_config
-from harness.profiles.methods import engine_config
-from harness.profiles.model import EngineConfig, Method, Profile, models_of
+from harness.profiles.methods import Method, engine_config
+from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.redact import MARK
 from harness.supervision.server import LOOPBACK, joined_path

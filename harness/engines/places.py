@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from harness.engines.command import EngineCommand
 from harness.profiles.cells import Role
-from harness.profiles.model import EngineConfig
+from harness.profiles.engine_config import EngineConfig
 from harness.supervision.cores import Cores
 from harness.supervision.ports import claim, free_ports, release
 from harness.supervision.process import SupervisedEngine

@@ -13,8 +13,8 @@ from harness.engines.counters import ALL
 from harness.engines.http import get
 from harness.engines.log_facts import LogFacts
 from harness.profiles.cells import Role
-from harness.profiles.methods import NoSpeculation
-from harness.profiles.model import Method, Profile
+from harness.profiles.methods import Method, NoSpeculation
+from harness.profiles.model import Profile
 
 _PATH = "/server_info?config_format=json"
 _TIMEOUT_S = 60.0

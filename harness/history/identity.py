@@ -9,7 +9,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from harness.history.folder import History
 from harness.profiles.cells import CellName
 from harness.profiles.engine_args import NEUTRAL_VARIABLES
-from harness.profiles.model import Method, Profile
+from harness.profiles.methods import Method
+from harness.profiles.model import Profile
 from harness.scheduling.gpus import gpu_name
 from harness.util.files import model_hash, template_hash, tokenizer_hash
 from harness.util.strict import Strict

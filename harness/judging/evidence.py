@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline, BaselineRow
+from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
@@ -15,6 +18,7 @@ from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
+from harness.util.strict import describe_validation_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +110,13 @@ class Evidence(NamedTuple):
                 yield self.view(record)
             for scenario in record.scenarios:
                 yield self.view(record, scenario)
+
+
+def judging_of(history: History) -> Judging:
+    """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
+    try:
+        return history.run.asked_for.judging
+    except ValidationError as error:
+        raise DataError(
+            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
+        ) from error

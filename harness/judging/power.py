@@ -17,8 +17,9 @@ from harness.judging.checks.hypothesis_tests import tests_of
 from harness.judging.checks.model import TestName, required
 from harness.judging.checks.pooled import COLUMNS
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
+from harness.profiles.availability import reason_for
 from harness.profiles.cells import Cell, CellName
-from harness.profiles.model import Judging, Profile, reason_for
+from harness.profiles.model import Judging, Profile
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from harness.baselines.build import references_in
-from harness.baselines.lookup import Lookup
+from harness.baselines.index import BaselineIndex
+from harness.baselines.lookup import Limits, Lookup, look_up, unused
+from harness.errors import UsageError
 from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, SECOND
 from harness.history.records import COLD, RESCORE
-from harness.judging.checks.registry import baselines_folder, baselines_for, out_of_reach
+from harness.judging.evidence import judging_of
 from harness.util.files import write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
@@ -35,6 +39,53 @@ class References(NamedTuple):
 
 PROFILE_OWN = References()
 _MOST_BYTES = 256 * MIB
+
+
+def baselines_folder(history: History) -> Path | None:
+    """Return the baseline folder of a run; None if the recorded path is one that judging may not read."""
+    named = history.run.asked_for.baselines
+    return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_BASELINES)
+
+
+def out_of_reach(key: str, option: str, history: History) -> str:
+    """Return a sentence that says why a path in a recorded run is not read, and what to do."""
+    return (
+        f"the recorded run names {key} outside of the repository and of the current folder "
+        f"({history.run.asked_for.setting(key)}), which judging a recorded run does not read; name them with {option}"
+    )
+
+
+def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
+    """Return a sentence for each baseline in the folder that none of the run's methods can be compared with."""
+    try:
+        identities = [identity_in(history, method) for method in history.run.identities]
+    except (ValidationError, KeyError):
+        # ``baselines_for`` reports the damage.
+        return []
+    where = folder or baselines_folder(history)
+    return unused(where, identities, judging_of(history).baseline_across) if where is not None else []
+
+
+def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
+    """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens. Raises
+    UsageError when ``folder`` is none."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--baselines {folder}: expected a folder of baselines, found none")
+    where = folder or baselines_folder(history)
+    out: dict[str, Lookup] = {}
+    judging = judging_of(history)
+    limits = Limits(judging.baseline_days, judging.baseline_minors, judging.baseline_across)
+    index = BaselineIndex(where) if where is not None else None
+    for method in history.run.identities:
+        if where is None:
+            out[method] = Lookup(None, out_of_reach("baselines", "--baselines", history))
+            continue
+        try:
+            identity = identity_in(history, method)
+            out[method] = look_up(where, identity, history.run.asked_for.source, limits, history.run.started, index)
+        except (ValidationError, KeyError) as error:
+            out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
+    return out
 
 
 def known_of(history: History) -> Path | None:

@@ -17,7 +17,8 @@ from harness.mutants import LOG_MARK, MUTANTS_VARIABLE, SWITCH_VARIABLE, TOGETHE
 from harness.mutants.catalogue import MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.profiles.cells import EngineGroup, Role
-from harness.profiles.model import NoSpeculation, Profile
+from harness.profiles.methods import NoSpeculation
+from harness.profiles.model import Profile
 from harness.util.paths import IMPORT_ROOT
 
 _PLUGIN = "kv_harness_mutants"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from harness.errors import UsageError
-from harness.profiles.model import ROUTES, Expected, Method, Profile, Route, TopologyName
+from harness.profiles.methods import Method
+from harness.profiles.model import ROUTES, Expected, Profile, Route, TopologyName
 
 Role = Literal["single", "prefill", "decode", "second-prefill"]
 """The role of an engine in its group."""

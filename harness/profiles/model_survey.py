@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from harness.errors import EnvironmentFault, HarnessError
 from harness.profiles import at_rest, converted, packages
+from harness.profiles.availability import makeable, references_of
 from harness.profiles.hub import Hub, Remote
-from harness.profiles.model import Profile, makeable, references_of
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, FolderAtRest, ModelReference, PackagedModel
 from harness.profiles.obtain import obtain
 

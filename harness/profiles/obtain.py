@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.profiles import at_rest, packages
+from harness.profiles.availability import makeable, unavailable
 from harness.profiles.converted import Tell
-from harness.profiles.model import Profile, forget_parts, makeable, unavailable
+from harness.profiles.model import Profile, forget_parts
 from harness.profiles.model_reference import TARGET, TOKENIZER, FolderAtRest, PackagedModel
 
 

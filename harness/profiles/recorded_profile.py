@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from harness.profiles import connectors
+from harness.profiles.axes import part_of
 from harness.profiles.engine_args import PIPELINE, parallel_size
+from harness.profiles.engine_config import TensorParallel
 from harness.profiles.methods import Traits, traits_of
-from harness.profiles.model import Judging, Profile, TensorParallel, part_of
+from harness.profiles.model import Judging, Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.profiles.scenarios import Scenario
 

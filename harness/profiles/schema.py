@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from harness.profiles.model import SHIPPED_PROFILES, Profile, read_profile
+from harness.profiles.load import SHIPPED_PROFILES, read_profile
+from harness.profiles.model import Profile
 
 SCHEMA_FILE = SHIPPED_PROFILES / "profile.schema.json"
 _RECORDED = ("sources", "variant")

@@ -15,7 +15,7 @@ from harness.errors import DataError, StorageError, UsageError
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks.registry import judge, unused_baselines
+from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
 from harness.judging.references import (
@@ -27,6 +27,7 @@ from harness.judging.references import (
     lookups_for,
     standing_in,
     unread_list,
+    unused_baselines,
     unused_second,
 )
 from harness.profiles.known_defects import KnownDefects, load_known

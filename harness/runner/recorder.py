@@ -22,9 +22,10 @@ from harness.history.parquet import write_parquet
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Observation, RunRecord
 from harness.history.verdict import Verdict
+from harness.profiles.availability import reason_for
 from harness.profiles.cells import CellName
 from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_in
-from harness.profiles.model import Profile, reason_for
+from harness.profiles.model import Profile
 from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus

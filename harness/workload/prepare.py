@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
+from harness.profiles.availability import made_later, reason_for
 from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
-from harness.profiles.model import Profile, check_paths, load_profile, made_later, reason_for
+from harness.profiles.load import check_paths, load_profile
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.profiles.obtain import obtain_all
 from harness.prompts.model import PromptSet, load_prompts, planned_prompts

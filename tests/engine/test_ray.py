@@ -24,7 +24,7 @@ from harness.errors import EngineDiedError, EngineStartError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.profiles.cells import EngineGroup, Role, make_plan, select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess
 from harness.scheduling.model import Job, Placement
 from harness.util.paths import REPOSITORY

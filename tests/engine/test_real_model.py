@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from harness.history.verdict import Verdict
 from harness.judging.rounding import RESOLUTION_NATS
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess
 from tests.support.real_engines import Done, harness, left_over
 

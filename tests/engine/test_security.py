@@ -14,7 +14,7 @@ from harness.engines.environment import inspect_environment
 from harness.engines.router import Router
 from harness.engines.session import EngineGroupSession
 from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.supervision.ports import free_ports
 
 pytestmark = pytest.mark.engine

@@ -40,7 +40,7 @@ os.environ.clear()
 os.environ["HF_HOME"] = home
 from harness.engines.command import build_command
 from harness.engines.environment import EngineEnvironment
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 environment = EngineEnvironment(
     executable="python", python="3.11", prefix="/prefix", vllm="0.32.0", vllm_build="cpu", torch="2", transformers="5",
     nixl="1",

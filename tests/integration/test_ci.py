@@ -19,7 +19,7 @@ from harness.commands.ci.plan import SETUP_MINUTES, split_run
 from harness.commands.ci.systems import buildkite_pipeline, github_matrix
 from harness.errors import UsageError
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.model import read_profile, shipped_profile_names
+from harness.profiles.load import read_profile, shipped_profile_names
 from harness.util.paths import REPOSITORY
 from tests.support.builders import changed_profile
 from tests.support.program import harness, script

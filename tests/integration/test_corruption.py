@@ -28,7 +28,7 @@ from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.judging.references import References
 from harness.profiles.known_defects import load_known
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.judge_run import assess, write_reports
 from harness.runner.run import prepared_recorder

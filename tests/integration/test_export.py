@@ -18,7 +18,7 @@ from harness.commands.export.finding import Smallest, issue_text
 from harness.commands.repro import Goal
 from harness.errors import UsageError
 from harness.profiles.cells import select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
 from harness.workload.scripts import scripts

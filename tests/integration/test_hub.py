@@ -15,9 +15,11 @@ from harness.errors import EnvironmentFault, ModelUnavailableError, ProfileError
 from harness.history.identity import identity_of
 from harness.history.verdict import Verdict
 from harness.judging.power import lookups_now
+from harness.profiles.availability import localise, references_of, unavailable
 from harness.profiles.cells import Plan
 from harness.profiles.hub import GIB, Hub, damaged_files
-from harness.profiles.model import Profile, load_profile, localise, read_profile, references_of, unavailable
+from harness.profiles.load import load_profile, read_profile
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import ModelReference, lacking
 from harness.profiles.model_survey import survey
 from harness.profiles.recorded_profile import RecordedProfile

@@ -28,7 +28,7 @@ from harness.history.index import RecordedCells, cell_rows
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
 from harness.history.records import Observation
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.judge_run import judge_and_report
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY

@@ -12,7 +12,7 @@ import pytest
 from harness.engines.command import EngineCommand
 from harness.engines.inventory import cpu_inventory
 from harness.engines.places import LocalPlace
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.supervision.cores import Cores
 from harness.supervision.process import SupervisedEngine
 from harness.util import allowance

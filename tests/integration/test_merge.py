@@ -27,7 +27,8 @@ from harness.judging.checks.registry import judge, tripped_tests
 from harness.judging.findings import Judgement
 from harness.judging.references import load_second
 from harness.profiles.cells import CellName
-from harness.profiles.model import Profile, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.prompts.model import load_prompts
 from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run

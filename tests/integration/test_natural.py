@@ -23,7 +23,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from harness.errors import DataError, EnvironmentFault
 from harness.judging.power import per_stratum, sensitivity
 from harness.profiles.hub import Hub
-from harness.profiles.model import PromptRecipe, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.model import PromptRecipe
 from harness.prompts.chat import DATE, Chat, pad
 from harness.prompts.datasets import Texts, fetch_texts, first_turn, read_texts
 from harness.prompts.echo import INSTRUCTION

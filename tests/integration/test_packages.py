@@ -18,7 +18,8 @@ from harness.commands.merge.shards import commits_in, comparable_profile
 from harness.commands.prepare_profile import next_step
 from harness.errors import EnvironmentFault, HarnessError, ModelUnavailableError, ProfileError
 from harness.profiles import converted, packages
-from harness.profiles.model import load_profile, read_profile, unavailable
+from harness.profiles.availability import unavailable
+from harness.profiles.load import load_profile, read_profile
 from harness.profiles.model_reference import PackagedModel
 from harness.util.files import model_hash
 from harness.workload.prepare import prepare

@@ -23,7 +23,8 @@ from harness.engines.ray import driver, node
 from harness.engines.ray.driver import Actor, RayExecutor, RayHandle, RayPlace
 from harness.engines.ray.node import EngineState, NodeRequirements, engine_environment, problems
 from harness.errors import EngineDiedError, EngineStartError, EnvironmentFault, HandoffError, UsageError
-from harness.profiles.model import TensorParallel, load_profile
+from harness.profiles.engine_config import TensorParallel
+from harness.profiles.load import load_profile
 from harness.scheduling.model import Placement
 from harness.scheduling.planning import planned
 from harness.supervision.cores import Cores

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from harness.errors import DataError, ProfileError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, judge
-from harness.judging.references import known_of
+from harness.judging.checks.registry import judge
+from harness.judging.references import baselines_for, known_of
 from harness.profiles.engine_args import SWITCHES, VALUES, VARIABLES, check_arguments, check_variables
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess
 from harness.util.names import SafeName
 from harness.util.paths import REPOSITORY, recorded

@@ -26,7 +26,8 @@ from harness.errors import AbandonedError, EngineDiedError, HandoffError, Reques
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, judge
+from harness.judging.checks.registry import judge
+from harness.judging.references import baselines_for
 from harness.profiles.model import Expected, Timeouts
 from harness.profiles.scenarios import Abandon
 from harness.runner import record_cells

@@ -32,7 +32,8 @@ from harness.judging.evidence import CellView, Evidence
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
 from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
-from harness.profiles.model import SHIPPED_PROFILES, Judging
+from harness.profiles.load import SHIPPED_PROFILES
+from harness.profiles.model import Judging
 from harness.prompts import probe_task
 from harness.reports.summary import RunSummary, summarise_run
 from harness.util.paths import REPOSITORY

@@ -10,7 +10,8 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history.records import Leg
 from harness.profiles.cells import EngineGroup, make_plan, select_cells
-from harness.profiles.model import Profile, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 
 ENVIRONMENT = EngineEnvironment(
     executable="/somewhere/bin/python",

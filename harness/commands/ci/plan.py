@@ -10,8 +10,10 @@ from typing import NamedTuple
 from harness.commands.plan import GPU_GIB, assumed_gpus
 from harness.engines.inventory import jobs_of, too_few_to_part
 from harness.errors import UsageError
+from harness.profiles.availability import references_of
 from harness.profiles.cells import Cell, EngineGroup, all_cells, make_plan
-from harness.profiles.model import Profile, read_profile, references_of
+from harness.profiles.load import read_profile
+from harness.profiles.model import Profile
 from harness.scheduling.model import Job
 from harness.scheduling.packing import impossible
 from harness.scheduling.planning import simulate

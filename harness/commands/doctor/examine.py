@@ -16,8 +16,10 @@ from harness.engines.router_program import program
 from harness.errors import HarnessError
 from harness.history.engine_interfaces import WITHOUT
 from harness.judging.power import lookups_of
+from harness.profiles.availability import made_later
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.model import Profile, load_profile, made_later
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, folder_of
 from harness.prompts.model import load_prompts
 from harness.prompts.probe_task import RECIPE_FILE, WEIGHTS

@@ -17,8 +17,11 @@ from harness.commands.doctor import Examined
 from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import WORKING_GIB
 from harness.profiles import converted
+from harness.profiles.availability import references_of
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import NoSpeculation, Profile, read_profile, references_of
+from harness.profiles.load import read_profile
+from harness.profiles.methods import NoSpeculation
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import FolderAtRest, PackagedModel, folder_of
 from harness.profiles.model_survey import Convertible, Model, survey, survey_convertible
 from harness.profiles.packages import room_for

@@ -21,8 +21,9 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.guard import kv_harness_guard
 from harness.errors import UsageError
 from harness.history.records import COLD
+from harness.profiles.availability import models_of
 from harness.profiles.cells import Cell, Role
-from harness.profiles.model import Profile, models_of
+from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Script, Send, Stage

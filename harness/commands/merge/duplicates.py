@@ -13,10 +13,10 @@ from harness.history.folder import History
 from harness.history.index import RecordedCells
 from harness.history.records import COLD, RESCORE, RunRecord
 from harness.history.verdict import Verdict, worst
-from harness.judging.checks.registry import baselines_for, evidence_for, judge_cells
+from harness.judging.checks.registry import evidence_for, judge_cells
 from harness.judging.findings import Finding, Judgement
 from harness.judging.known_defects import apply_known
-from harness.judging.references import known_of
+from harness.judging.references import baselines_for, known_of
 from harness.profiles.known_defects import load_known
 
 

@@ -13,7 +13,8 @@ from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.history.records import COLD, RunRecord
 from harness.profiles.cells import Cell, all_cells, select_cells
-from harness.profiles.model import Profile, read_profile
+from harness.profiles.load import read_profile
+from harness.profiles.model import Profile
 from harness.prompts.model import load_prompts
 from harness.util.strict import describe_validation_error
 from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios

@@ -16,8 +16,8 @@ from harness.history.layout import RUN, SECOND
 from harness.history.plan import unanswered
 from harness.history.records import RESCORE, Form, Observation, RunRecord
 from harness.history.token_ids import compare
+from harness.profiles.axes import PATH_KEYS
 from harness.profiles.cells import CellName
-from harness.profiles.model import PATH_KEYS
 from harness.profiles.model_reference import TARGET, TOKENIZER
 from harness.profiles.recorded_profile import RecordedProfile
 from harness.util.differences import differing

@@ -10,7 +10,9 @@ from harness.history.records import COLD
 from harness.judging.findings import DamageClass
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.profiles.cells import Cell, EngineGroup
-from harness.profiles.model import ROUTES, Method, Profile, Route, TopologyName, load_profile
+from harness.profiles.load import load_profile
+from harness.profiles.methods import Method
+from harness.profiles.model import ROUTES, Profile, Route, TopologyName
 from harness.prompts.model import Prompt, PromptSet
 from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 

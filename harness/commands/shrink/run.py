@@ -23,7 +23,7 @@ from harness.history.records import COLD
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.mutants.install import with_mutants
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
-from harness.profiles.model import Method, NoSpeculation
+from harness.profiles.methods import Method, NoSpeculation
 from harness.runner.kv_scrub import Scrubber
 from harness.runner.run import new_folder
 from harness.util.files import write_json

@@ -22,7 +22,7 @@ from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, HarnessError, StorageE
 from harness.history.folder import History
 from harness.history.records import COLD, Observation
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for
+from harness.judging.references import baselines_for
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.profiles.known_defects import load_known
 from harness.runner.record_cells import emptied_pools

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, get_args
 
-from pydantic import ValidationError
-
-from harness.baselines.index import BaselineIndex
-from harness.baselines.lookup import Limits, Lookup, look_up, unused
-from harness.errors import DataError, UsageError
+from harness.baselines.lookup import Lookup
 from harness.history.folder import History
-from harness.history.identity import identity_in
-from harness.history.layout import CARRIED_BASELINES
-from harness.history.run_kind import notices_of
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks import (
     counters,
@@ -37,13 +29,11 @@ from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
-from harness.judging.evidence import CellView, Evidence
+from harness.judging.evidence import CellView, Evidence, judging_of
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
-from harness.judging.rounding import notices as rounding_notices
+from harness.judging.notices import notices_of
 from harness.judging.rounding import resolved
-from harness.profiles.model import Judging, Tier
-from harness.util.paths import recorded
-from harness.util.strict import describe_validation_error
+from harness.profiles.model import Tier
 
 _NO_TESTS = Results()
 
@@ -175,16 +165,6 @@ def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[Reg
     return tripped(evidence.views(), first) if evidence.judging.stages > 1 else []
 
 
-def judging_of(history: History) -> Judging:
-    """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
-    try:
-        return history.run.asked_for.judging
-    except ValidationError as error:
-        raise DataError(
-            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
-        ) from error
-
-
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
     """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
     return Evidence(history, baselines, resolved(judging_of(history), history, baselines))
@@ -204,93 +184,6 @@ def judge(history: History, baselines: Mapping[str, Lookup], second: History | N
     """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
     evidence = evidence_for(history, baselines)
     cells = judge_cells(evidence, second)
-    verdict = worst(c.verdict for c in cells)
-    notices = list(rounding_notices(evidence, judging_of(history).tier))
-    notices += [n for lookup in baselines.values() for n in lookup.notices]
-    if history.torn_line:
-        notices.append("the last observation was cut off while being written and was left out")
-    notices += history.notices
-    notices += [r.sentence for r in history.run.resumed]
-    notices += notices_of(history.run)
-    notices += settings.shared_gpus(history)
-    merged = history.run.merged
-    if merged is not None:
-        notices = [*merged.notices, *notices]
-    if history.run.interrupted:
-        notices.append("the run was interrupted before its end")
-    elif history.run.finished is None:
-        # A merged run is unfinished if one of its parts is.
-        remedy = "; `harness run --resume` resumes it" if merged is None and history.run.kind == "run" else ""
-        notices.append(f"the run never finished: it was killed, or is still running{remedy}")
-    notices += [
-        f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`"
-        + ("; a run whose engines may still be there cannot pass" if cell.left_running else "")
-        for cell in history.run.cells
-        for words in cell.left_over
-    ]
-    lacks = "the servers lack" if history.run.attached else f"vLLM {history.run.versions.get('vllm')} lacks"
-    notices += [f"{lacks} {name}: {cost}" for name, cost in history.run.lacking.items()]
-    flags = history.run.engine_flags
-    if flags:
-        tested = "engines under test" if history.run.engines else "no engine became ready"
-        notices.append(f"{tested} with {' '.join(flags)}; baselines are of engines without")
-    mutants = history.run.mutants
-    if mutants:
-        notices.append(
-            f"INJECTED FAULT {', '.join(mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
-            "and cannot pass"
-        )
-    strange = [
-        f"{cell}: found answers of {scenario}, which this run was not to ask there; the record was put together by hand"
-        for cell, scenario in history.unplanned()
-    ]
-    notices += strange
-    verdict = worst([verdict, *history.limiting_verdicts])
-    return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=tuple(notices), mutants=mutants)
-
-
-def baselines_folder(history: History) -> Path | None:
-    """Return the baseline folder of a run; None if the recorded path is one that judging may not read."""
-    named = history.run.asked_for.baselines
-    return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_BASELINES)
-
-
-def out_of_reach(key: str, option: str, history: History) -> str:
-    """Return a sentence that says why a path in a recorded run is not read, and what to do."""
-    return (
-        f"the recorded run names {key} outside of the repository and of the current folder "
-        f"({history.run.asked_for.setting(key)}), which judging a recorded run does not read; name them with {option}"
-    )
-
-
-def unused_baselines(history: History, folder: Path | None = None) -> list[str]:
-    """Return a sentence for each baseline in the folder that none of the run's methods can be compared with."""
-    try:
-        identities = [identity_in(history, method) for method in history.run.identities]
-    except (ValidationError, KeyError):
-        # ``baselines_for`` reports the damage.
-        return []
-    where = folder or baselines_folder(history)
-    return unused(where, identities, judging_of(history).baseline_across) if where is not None else []
-
-
-def baselines_for(history: History, folder: Path | None = None) -> dict[str, Lookup]:
-    """Look up the baselines needed to judge the run: those of its methods, and of plain decoding for tokens. Raises
-    UsageError when ``folder`` is none."""
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"--baselines {folder}: expected a folder of baselines, found none")
-    where = folder or baselines_folder(history)
-    out: dict[str, Lookup] = {}
-    judging = judging_of(history)
-    limits = Limits(judging.baseline_days, judging.baseline_minors, judging.baseline_across)
-    index = BaselineIndex(where) if where is not None else None
-    for method in history.run.identities:
-        if where is None:
-            out[method] = Lookup(None, out_of_reach("baselines", "--baselines", history))
-            continue
-        try:
-            identity = identity_in(history, method)
-            out[method] = look_up(where, identity, history.run.asked_for.source, limits, history.run.started, index)
-        except (ValidationError, KeyError) as error:
-            out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
-    return out
+    verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])
+    notices, mutants = notices_of(evidence), history.run.mutants
+    return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=notices, mutants=mutants)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.history.folder import History
 from harness.history.records import EngineRecord
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
-from harness.profiles.cells import CellName
 
 NAME = "engine-as-asked"
 REPEATS = "engines-repeat"
@@ -56,25 +54,3 @@ def engines_repeat(cell: CellView) -> CheckResult:
         "(tier auto); use batch-invariant kernels (judging.tier: bitwise), or scenarios with prompts by number"
     )
     return conclude(REPEATS, cell.id, 0, [cell.untested(REPEATS, message)])
-
-
-def shared_gpus(history: History) -> list[str]:
-    """Return a sentence about the pairs whose P and D shared a GPU although the profile asks for different ones."""
-    given: dict[str, dict[str, set[str]]] = {}
-    for engine in history.run.engines:
-        named = engine.env.get("CUDA_VISIBLE_DEVICES", "")
-        if engine.role in ("prefill", "decode") and named:
-            given.setdefault(engine.group, {})[engine.role] = {f"{engine.node}/{gpu}" for gpu in named.split(",")}
-    shared = [
-        group
-        for group, gpus in given.items()
-        if len(gpus) == 2
-        and gpus["prefill"] & gpus["decode"]
-        and history.run.asked_for.part(CellName.of(group).variant).engine.placement == "apart"
-    ]
-    if not shared:
-        return []
-    return [
-        f"P and D of {len(shared)} pairs ({shared[0]}{' …' if shared[1:] else ''}) shared a GPU, because there were "
-        "too few to keep them apart (engine.placement): no KV went from one GPU to another there"
-    ]

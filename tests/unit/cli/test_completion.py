@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import completion
 from harness.judging.findings import Judgement
-from harness.profiles.model import shipped_profile_names
+from harness.profiles.load import shipped_profile_names
 from tests.golden.oracle import EXPECTED
 
 

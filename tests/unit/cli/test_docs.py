@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.errors import HarnessError
-from harness.profiles.model import shipped_profile_names
+from harness.profiles.load import shipped_profile_names
 from harness.util.paths import REPOSITORY
 from tests.support.command_lines import ROOT, parsed
 
@@ -79,7 +79,7 @@ def require_known(name: str) -> None:
 def understand(line: Line, monkeypatch: pytest.MonkeyPatch) -> int:
     """Let the program read the commands of a line; return how many there are."""
     monkeypatch.setattr("harness.cli.options.require_run", lambda folder: None)
-    monkeypatch.setattr("harness.profiles.model.require_profile", lambda name: None)
+    monkeypatch.setattr("harness.profiles.load.require_profile", lambda name: None)
     commands = list(commands_in(line))
     for words in commands:
         try:

@@ -43,7 +43,7 @@ def test_every_command_has_examples_and_no_other_has():
 def test_an_example_is_understood(name, example, monkeypatch):
     # There is no reports/RUN and no my-profile.yaml.
     monkeypatch.setattr("harness.cli.options.require_run", lambda folder: None)
-    monkeypatch.setattr("harness.profiles.model.require_profile", lambda name: None)
+    monkeypatch.setattr("harness.profiles.load.require_profile", lambda name: None)
     assert example.startswith(name)
     words = shlex.split(example.partition("|")[0], comments=True)
     if ">" in words:

@@ -19,8 +19,10 @@ from harness.commands.doctor.gpu import (
     weights_of,
 )
 from harness.engines.environment import EngineEnvironment
+from harness.profiles.availability import references_of
 from harness.profiles.hub import GIB, Hub
-from harness.profiles.model import Profile, load_profile, read_profile, references_of
+from harness.profiles.load import load_profile, read_profile
+from harness.profiles.model import Profile
 from harness.prompts.probe_task import WEIGHTS
 from tests.support.builders import changed_profile
 from tests.support.engines import ENVIRONMENT

@@ -11,8 +11,9 @@ from harness.commands.init import InitOptions, new_profile
 from harness.errors import EnvironmentFault, ProfileError, UsageError
 from harness.judging.power import sensitivity
 from harness.profiles.hub import Hub, Remote
+from harness.profiles.load import read_profile
 from harness.profiles.methods import KNOWN_METHODS, traits_of
-from harness.profiles.model import REPOSITORY, read_profile
+from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
 from tests.support.program import inside
 

@@ -13,7 +13,7 @@ from harness.commands.repro import Attempt, Goal, Result, find, from_names, goal
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.html import repro_line
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of

@@ -14,7 +14,7 @@ from harness.commands.shrink.variant import Frame, Variant
 from harness.engines.counters import KvPool
 from harness.errors import UsageError
 from harness.profiles.cells import all_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.runner.kv_scrub import Scrubber
 from harness.workload.scripts import scripts

@@ -20,7 +20,7 @@ from harness.engines.routers import Routers
 from harness.engines.server_info import ServerInfo
 from harness.errors import EngineDiedError, UsageError
 from harness.history.engine_interfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_server import DRAFTS, SAID, Quiet, fake_server, serving

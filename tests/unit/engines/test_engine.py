@@ -21,7 +21,7 @@ from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
 from harness.errors import EnvironmentFault, HandoffError
 from harness.history.records import Leg
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
 from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
 

@@ -9,7 +9,7 @@ from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
 from harness.errors import UsageError
 from harness.history.identity import identity_of
 from harness.judging.checks.registry import judge
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.reports.html import repro_line
 from harness.runner.run import require_free
 from harness.workload.prepare import prepare

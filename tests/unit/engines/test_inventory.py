@@ -14,7 +14,10 @@ from harness.engines.inventory import (
     sharing_note,
     too_few_to_part,
 )
-from harness.profiles.model import EngineConfig, Profile, load_profile, merged
+from harness.profiles.axes import merged
+from harness.profiles.engine_config import EngineConfig
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.scheduling.gpus import Gpu, Visible, VisibleDevice
 from harness.scheduling.model import Device
 from harness.scheduling.planning import simulate

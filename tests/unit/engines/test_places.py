@@ -18,8 +18,10 @@ from harness.engines.executor import local_places, lone_places
 from harness.engines.inventory import cpu_inventory, jobs_of, local_inventory
 from harness.engines.places import LocalPlace, default_places
 from harness.errors import EngineStartError
+from harness.profiles.axes import merged
 from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import Profile, load_profile, merged
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.scheduling.gpus import Gpu, visible_devices
 from harness.scheduling.model import EnginePlace, Placement
 from harness.supervision import gpus, procfs

@@ -14,7 +14,7 @@ from harness.history.folder import load_history
 from harness.history.index import LONGEST_LINE
 from harness.history.layout import SECOND
 from harness.profiles.cells import Cell, make_plan, select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts import probe_task
 from harness.prompts.model import Layout, build_probe_prompts, load_prompts, write_prompts
 from harness.prompts.probe_task import WEIGHTS

@@ -14,10 +14,10 @@ from harness.history.folder import load_history
 from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import acceptance_baseline
-from harness.judging.checks.registry import baselines_for, judge
+from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known
-from harness.judging.references import References
+from harness.judging.references import References, baselines_for
 from harness.profiles.known_defects import load_known
 from harness.reports.judge_run import assess
 from harness.reports.junit import render_junit

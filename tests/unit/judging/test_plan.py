@@ -11,7 +11,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks import counters, responses
 from harness.judging.checks.registry import judge
 from harness.judging.references import References
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.profiles.scenarios import Abandon
 from harness.reports.judge_run import check
 from harness.workload.expected import lacking

@@ -33,7 +33,7 @@ from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment

@@ -15,8 +15,10 @@ from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.rescored import applies
 from harness.judging.evidence import Evidence
 from harness.judging.references import load_second
+from harness.profiles.axes import part_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
-from harness.profiles.model import Judging, Profile, load_profile, part_of
+from harness.profiles.load import load_profile
+from harness.profiles.model import Judging, Profile
 from harness.runner.options import RunOptions
 from harness.util.progress import Reporter
 from harness.workload.outputs import Outputs

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.errors import ProfileError
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from tests.support.builders import extending
 from tests.support.engines import command_of, option
 

@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 
 from harness.errors import EnvironmentFault, ModelUnavailableError, ProfileError
 from harness.profiles import at_rest, converted
+from harness.profiles.availability import localise, unavailable
 from harness.profiles.gguf_file import GgufFile
 from harness.profiles.gguf_llama import unpermuted, write_folder
-from harness.profiles.model import load_profile, localise, read_profile, unavailable
+from harness.profiles.load import load_profile, read_profile
 from harness.profiles.model_reference import FolderAtRest, local_folder
 from harness.util.files import model_hash, sha256_file
 from tests.support import gguf_models

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.kv_layout import FULL, config_in, modules_in, recurrent, target_config, windows_in, windows_of
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.lengths import published_blocks
 from tests.support.builders import extending
 from tests.support.engines import command_of, option

@@ -10,9 +10,10 @@ import pytest
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import CellName, all_cells
+from harness.profiles.load import load_profile
 from harness.profiles.methods import SHORT_FORMS, modules_of
-from harness.profiles.model import REPOSITORY, load_profile
 from harness.profiles.recorded_profile import RecordedProfile
+from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
 from tests.support.builders import extending
 from tests.support.engines import command_of, option

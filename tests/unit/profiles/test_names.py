@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import ProfileError
-from harness.profiles.model import REPOSITORY, load_profile, read_profile
+from harness.profiles.load import load_profile, read_profile
 from harness.profiles.model_reference import named_on_hub
+from harness.util.paths import REPOSITORY
 from tests.support.builders import extending
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"

@@ -11,15 +11,10 @@ import yaml
 from harness.engines.inventory import Inventory, jobs_of
 from harness.errors import ProfileError
 from harness.judging.power import sensitivity
+from harness.profiles.availability import references_of
 from harness.profiles.cells import all_cells, excluded_cells
-from harness.profiles.model import (
-    SHIPPED_PROFILES,
-    Profile,
-    load_profile,
-    read_profile,
-    references_of,
-    shipped_profile_names,
-)
+from harness.profiles.load import SHIPPED_PROFILES, load_profile, read_profile, shipped_profile_names
+from harness.profiles.model import Profile
 from harness.profiles.schema import SCHEMA_FILE, full_text, profile_schema, schema_text
 from harness.scheduling.model import Device
 from harness.scheduling.planning import simulate

@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from harness.profiles import recorded_profile
-from harness.profiles.model import EngineConfig, Judging, load_profile
+from harness.profiles.engine_config import EngineConfig
+from harness.profiles.load import load_profile
+from harness.profiles.model import Judging
 from harness.profiles.recorded_profile import RecordedProfile
 
 

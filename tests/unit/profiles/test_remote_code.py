@@ -9,7 +9,9 @@ import pytest
 
 from harness.engines.command import build_command
 from harness.errors import EnvironmentFault, ProfileError, UsageError
-from harness.profiles.model import Profile, load_profile, references_of
+from harness.profiles.availability import references_of
+from harness.profiles.load import load_profile
+from harness.profiles.model import Profile
 from harness.profiles.model_reference import ModelFolder, ModelReference, folder_of
 from harness.profiles.remote_code import require_trusted, said, trusted_models
 from harness.reports.html import render_html

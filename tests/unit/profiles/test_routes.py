@@ -9,7 +9,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge, judge_cell
 from harness.judging.exposure import exposure_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, history, lookups, observation, view, with_cells
 

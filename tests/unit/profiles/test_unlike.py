@@ -11,7 +11,7 @@ from harness.engines.counters import credited
 from harness.errors import ProfileError
 from harness.history.identity import identity_of
 from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from tests.support.builders import changed_profile
 from tests.support.engines import ENVIRONMENT
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.profiles.model import SHIPPED_PROFILES
+from harness.profiles.load import SHIPPED_PROFILES
 from harness.reports import prompts
 from harness.reports.prompts import changes, page_data, prompts_of
 from harness.util.files import tokenizer_hash

@@ -21,8 +21,10 @@ from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import baselines_for, judge
-from harness.profiles.model import TensorParallel, load_profile
+from harness.judging.checks.registry import judge
+from harness.judging.references import baselines_for
+from harness.profiles.engine_config import TensorParallel
+from harness.profiles.load import load_profile
 from harness.prompts.probe_task import WEIGHTS
 from harness.runner.groups import Runner
 from harness.runner.options import RunOptions

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from harness.profiles.model import load_profile, shipped_profile_names
+from harness.profiles.load import load_profile, shipped_profile_names
 from harness.profiles.scenarios import Scenario
 from harness.scenarios.base import Kind
 from harness.scenarios.kinds import KINDS

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import DataError, ProfileError
 from harness.profiles.known_defects import load_known
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.util import yaml_io
 from harness.util.paths import REPOSITORY
 

@@ -14,7 +14,7 @@ from harness.judging.checks.drafting import acceptance_single
 from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace
 from harness.prompts.model import load_prompts
 from harness.scenarios.possible import shared_blocks

@@ -9,7 +9,7 @@ import yaml
 
 from harness.commands.fuzz import prepare_fuzz
 from harness.errors import UsageError
-from harness.profiles.model import load_profile
+from harness.profiles.load import load_profile
 from harness.prompts.lengths import blocks
 from harness.prompts.model import load_prompts
 from harness.workload.prepare import prepare

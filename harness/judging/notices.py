@@ -1,0 +1,81 @@
+"""What a judgement says of a run as a whole, beside its verdict: sentences about how it was recorded and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.history.folder import History
+from harness.history.records import RunRecord
+from harness.history.run_kind import notices_of as kind_notices
+from harness.judging.evidence import Evidence, judging_of
+from harness.judging.rounding import notices as rounding_notices
+from harness.profiles.cells import CellName
+
+
+def notices_of(evidence: Evidence) -> tuple[str, ...]:
+    """Return the notices about a run, in the order of reports."""
+    history = evidence.history
+    run = history.run
+    notices = [
+        *(run.merged.notices if run.merged is not None else ()),
+        *rounding_notices(evidence, judging_of(history).tier),
+        *(n for lookup in evidence.baselines.values() for n in lookup.notices),
+    ]
+    if history.torn_line:
+        notices.append("the last observation was cut off while being written and was left out")
+    notices += [*history.notices, *(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]
+    notices += [*_of_the_end(run), *_of_engines(run)]
+    notices += [
+        f"{cell}: found answers of {scenario}, which this run was not to ask there; the record was put together by hand"
+        for cell, scenario in history.unplanned()
+    ]
+    return tuple(notices)
+
+
+def _of_the_end(run: RunRecord) -> Iterator[str]:
+    if run.interrupted:
+        yield "the run was interrupted before its end"
+    elif run.finished is None:
+        # A merged run is unfinished if one of its parts is.
+        remedy = "; `harness run --resume` resumes it" if run.merged is None and run.kind == "run" else ""
+        yield f"the run never finished: it was killed, or is still running{remedy}"
+    for cell in run.cells:
+        for words in cell.left_over:
+            doubt = "; a run whose engines may still be there cannot pass" if cell.left_running else ""
+            yield f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`{doubt}"
+
+
+def _of_engines(run: RunRecord) -> Iterator[str]:
+    lacks = "the servers lack" if run.attached else f"vLLM {run.versions.get('vllm')} lacks"
+    for name, cost in run.lacking.items():
+        yield f"{lacks} {name}: {cost}"
+    if run.engine_flags:
+        tested = "engines under test" if run.engines else "no engine became ready"
+        yield f"{tested} with {' '.join(run.engine_flags)}; baselines are of engines without"
+    if run.mutants:
+        yield (
+            f"INJECTED FAULT {', '.join(run.mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
+            "and cannot pass"
+        )
+
+
+def _shared_gpus(history: History) -> list[str]:
+    """Return a sentence about the pairs whose P and D shared a GPU although the profile asks for different ones."""
+    given: dict[str, dict[str, set[str]]] = {}
+    for engine in history.run.engines:
+        named = engine.env.get("CUDA_VISIBLE_DEVICES", "")
+        if engine.role in ("prefill", "decode") and named:
+            given.setdefault(engine.group, {})[engine.role] = {f"{engine.node}/{gpu}" for gpu in named.split(",")}
+    shared = [
+        group
+        for group, gpus in given.items()
+        if len(gpus) == 2
+        and gpus["prefill"] & gpus["decode"]
+        and history.run.asked_for.part(CellName.of(group).variant).engine.placement == "apart"
+    ]
+    if not shared:
+        return []
+    return [
+        f"P and D of {len(shared)} pairs ({shared[0]}{' …' if shared[1:] else ''}) shared a GPU, because there were "
+        "too few to keep them apart (engine.placement): no KV went from one GPU to another there"
+    ]
