@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
@@ -39,7 +39,8 @@ def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: 
     for work in works:
         run_cell(session, work, recorder, reporter)
     if recorder.record.rounding and session.group.rescores:
-        show_rounding(session, chosen(works), recorder, reporter)
+        alone = {i.prompt.id for w in works if w.cell.id == w.cell.name.reference for i in w.items if i.form == "ids"}
+        show_rounding(session, chosen(works), alone, recorder, reporter)
     if recorder.record.rescore and session.group.rescores:
         rescore(session, recorder, reporter)
 
@@ -120,7 +121,11 @@ def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, 
 
 
 def show_rounding(
-    session: EngineGroupSession, prompts: Sequence[Prompt], recorder: Recorder, reporter: Reporter
+    session: EngineGroupSession,
+    prompts: Sequence[Prompt],
+    alone: Collection[str],
+    recorder: Recorder,
+    reporter: Reporter,
 ) -> None:
     """Let the plain engine show how it rounds, and record it. Raises EngineDiedError when the engine died."""
     if not prompts:
@@ -129,7 +134,7 @@ def show_rounding(
     limit_s = _limit_s(session, "single", 4 * len(prompts))
     late = f"expected the rounding of {session.group.id} to be measured within {limit_s:.0f} s (timeouts.cell)"
     with limited(limit_s, lambda: session.give_up("rounding", late)):
-        for observation in rounding(prompts, session, recorder.record.rescore):
+        for observation in rounding(prompts, session, recorder.record.rescore, alone):
             recorder.append(observation)
     # As after re-scoring: not to be charged to what is sent next.
     session.settle()

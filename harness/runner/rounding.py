@@ -7,7 +7,7 @@ shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import wait
 
 from harness.engines.request import Ask, new_id
@@ -37,12 +37,18 @@ def chosen(works: Sequence[CellWork]) -> list[Prompt]:
     return [by_length[n * (len(by_length) - 1) // max(1, count - 1)] for n in range(count)]
 
 
-def rounding(prompts: Sequence[Prompt], session: EngineGroupSession, scored: bool) -> Iterator[Observation]:
+def rounding(
+    prompts: Sequence[Prompt], session: EngineGroupSession, scored: bool, answered: Collection[str] = ()
+) -> Iterator[Observation]:
     """Ask the prompts and yield the answers, with their scores unless the run re-scores outputs anyway (``scored``).
-    Raises EngineDiedError when the engine died."""
+
+    ``answered`` are the ids of prompts that the engine answered by themselves in its cell, which need no other answer
+    to hold the next ones against. Raises EngineDiedError when the engine died.
+    """
     size = session.profile.engine.block_size
     for prompt in prompts:
-        yield _alone(session, prompt, "again", list(prompt.ids), new_id(), part=HELD_AGAINST)
+        if prompt.id not in answered:
+            yield _alone(session, prompt, "again", list(prompt.ids), new_id(), part=HELD_AGAINST)
         again = _alone(session, prompt, "again", list(prompt.ids), new_id())
         yield again
         output = again.final.output_ids if again.final is not None else None
