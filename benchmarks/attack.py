@@ -1,4 +1,4 @@
-"""Write docs/detection.md: python -m benchmarks.attack [NIGHTS] [RIGHT_NIGHTS] [CELL_PATTERN...]
+"""Write docs/evidence/detection.md: python -m benchmarks.attack [NIGHTS] [RIGHT_NIGHTS] [CELL_PATTERN...]
 
 Simulates nights of the nightly profile whose P/D answers are garbage now and then, NIGHTS for each rate, and
 RIGHT_NIGHTS of a part of it with nothing wrong, and judges them. A whole night takes half a minute to a minute.
@@ -75,7 +75,7 @@ def main(nights: int, right: int, patterns: list[str]) -> None:
     for share in (0.0, 0.0005, 0.005, 0.05):
         lines.append(f"| {100 * share:g} % | {COUNTED} | {pooled_alarms(COUNTED, share)} |")
         print(lines[-1], flush=True)
-    (REPOSITORY / "docs" / "detection.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (REPOSITORY / "docs" / "evidence" / "detection.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{time.time() - begun:.0f} s")
 
 

@@ -1,5 +1,5 @@
-"""Write docs/error-rates.md: python -m benchmarks.error_rates [RUNS], or its last section alone, on states of real
-models: python -m benchmarks.error_rates states
+"""Write docs/evidence/error-rates.md: python -m benchmarks.error_rates [RUNS], or its last section alone, on states of
+real models: python -m benchmarks.error_rates states
 
 Simulates runs of 36 cells without any change, and with one cell that is a point worse, and judges them with our gate,
 with our gate with a fault injected into it, and with the common ±5 % gate.
@@ -87,7 +87,7 @@ def states() -> None:
         found = pooled_alarms(count, 0.005, row.sample.units, each, 2, share, promised.alpha)
         lines.append(f"| {100 * share:.0f} % | {count} | {found} |")
         print(lines[-1], flush=True)
-    path = REPOSITORY / "docs" / "error-rates.md"
+    path = REPOSITORY / "docs" / "evidence" / "error-rates.md"
     kept = path.read_text(encoding="utf-8").partition(_STATES)[0]
     path.write_text(kept.rstrip() + "\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
@@ -155,7 +155,7 @@ def main(runs: int) -> None:
         seen = power(HALF._replace(prompts=planned(HALF), drop=0.01), CELLS, 100, 8, judge)
         lines.append(f"| {name} | {first} | {seen} |")
         print(lines[-1], flush=True)
-    (REPOSITORY / "docs" / "error-rates.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (REPOSITORY / "docs" / "evidence" / "error-rates.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     states()
     print(f"{time.time() - begun:.0f} s")
 

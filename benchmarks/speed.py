@@ -1,4 +1,4 @@
-"""Measure the times that docs/performance.md promises: python -m benchmarks.speed [LINE …] [--out FOLDER]
+"""Measure the times that docs/evidence/performance.md promises: python -m benchmarks.speed [LINE …] [--out FOLDER]
 
 Lines: matrix (whole time, first verdict, start of a pair, own time), quick, load (quick beside two busy processes, with
 the same verdict), selftest, tests, and alone (each cell of the matrix with servers of its own that start as vLLM starts

@@ -39,7 +39,7 @@ def drill_command(
         typer.Option("--from", metavar="DRILLS.JSON", help="Only print earlier results. Repeat to join sets."),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="With --from: print the table as Markdown, for docs/drills.md.")
+        bool, typer.Option("--markdown", help="With --from: print the table as Markdown, for docs/evidence/drills.md.")
     ] = False,
     moments: Annotated[
         int,

@@ -123,8 +123,8 @@ def soak_command(
     """Keep one cell under load for a long time and check that every answer is right and nothing grows.
 
     Sends the cold prompts in rounds, judges every answer, and samples memory, file descriptors, threads and shared
-    memory of the harness and the engines (docs/soak.md). Exit codes: 0 flat and right; 1 a wrong answer or a leak; 2
-    undecided, e.g. after a soak of less than 25 minutes.
+    memory of the harness and the engines (docs/evidence/soak.md). Exit codes: 0 flat and right; 1 a wrong answer or a
+    leak; 2 undecided, e.g. after a soak of less than 25 minutes.
     """
     from harness.commands.soak.report import print_soak
     from harness.commands.soak.run import SoakOptions, prepare_soak, soak

@@ -10,7 +10,7 @@ from harness.profiles.cells import EngineGroup
 from harness.profiles.model import Timeouts, TopologyName
 
 _MARGIN = 10.0
-"""Factor on the expected time, well above the spread seen on slow machines (docs/performance.md)."""
+"""Factor on the expected time, well above the spread seen on slow machines (docs/evidence/performance.md)."""
 _CELL_FLOOR_S = 600.0
 """Leaves room for a first request that compiles kernels, and for a few requests that time out."""
 _RUN_FLOOR_S = 3600.0

@@ -88,8 +88,8 @@ class EngineProcess(EngineLog, ABC):
 
         NIXL's progress thread polls without pause, and vLLM's CPU build pins it, in every engine, to the last core of
         the machine, and for a while the model's own thread too, so that hand-offs stall. On the engine's own core it
-        would take half of the model's time at equal priority (docs/performance.md). The core is taken from the command,
-        because the affinity found may be NIXL's.
+        would take half of the model's time at equal priority (docs/evidence/performance.md). The core is taken from the
+        command, because the affinity found may be NIXL's.
         """
         cores = self.command.env.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")
         if not all(core.isdigit() for core in cores):

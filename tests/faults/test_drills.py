@@ -326,7 +326,7 @@ EXCHANGES = [
 
 @pytest.mark.parametrize("drill", EXCHANGES, ids=lambda d: d.drill.id)
 def test_every_broken_exchange_is_refused_for_the_stated_reason(proxy, drill):
-    """By the real client, over the real proxy; the verdict on real engines is in docs/drills.md."""
+    """By the real client, over the real proxy; the verdict on real engines is in docs/evidence/drills.md."""
     limit = 1.0 if drill.drill.id in ("hang", "hang-prefill", "drip") else 20.0
     begun = time.monotonic()
     with proxy.armed(drill.make(None), completions()) as armed, pytest.raises(HandoffError) as found:  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 
 Memory is judged by the Theil–Sen slope through the medians and its confidence interval, counts by their medians at
 either end. Medians of parts, because neighbouring samples resemble each other: an interval over all of them would be
-far too narrow. How often either is wrong on noise alone is measured by ``benchmarks/soak_alarms.py`` (docs/soak.md).
+far too narrow. How often either is wrong on noise alone is measured by ``benchmarks/soak_alarms.py``
+(docs/evidence/soak.md).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LIMITS = (
     Limit("shm_mib", "shared memory", "MiB", 1, 1),
 )
 """The engines' RSS is recorded but not judged, since it counts shared memory several times. The limit of their PSS
-tolerates the growth of an engine's first hour (docs/soak.md)."""
+tolerates the growth of an engine's first hour (docs/evidence/soak.md)."""
 
 
 def judge_growth(series: Mapping[str, Mapping[str, Sequence[float]]], times_s: Sequence[float]) -> list[Growth]:

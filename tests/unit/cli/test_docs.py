@@ -15,7 +15,7 @@ from harness.profiles.load import shipped_profile_names
 from harness.util.paths import REPOSITORY
 from tests.support.command_lines import ROOT, parsed
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PROGRAM = re.compile(r"((\w+=\S+ )*(uvx (--from \S+ )?|python -m )?harness|\./run_matrix\.sh)(?=$|\s)")
 SHELL = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
