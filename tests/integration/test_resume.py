@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import harness.commands.resume
 import harness.engines.environment
-import harness.judging.checks.registry
+import harness.judging.references
 import harness.reports.judge_run
 import harness.runner.groups
 import harness.runner.record_cells
@@ -204,7 +204,7 @@ def test_regression_in_what_is_set_aside_is_no_second_chance(tmp_path, engines):
 
 def test_regression_is_found_where_judging_a_foreign_run_would_read_no_baselines(tmp_path, engines, monkeypatch):
     folder = killed(tmp_path, engines, "single-eagle3", 10, wrong_in="single-eagle3")
-    monkeypatch.setattr(harness.judging.checks.registry, "recorded", lambda _: None)
+    monkeypatch.setattr(harness.judging.references, "recorded", lambda _: None)
     assert go_on(folder).summary.verdict is Verdict.UNKNOWN
     assert "single-eagle3 tokens-baseline REGRESSION" in load_history(folder).run.resumed[0].found[0]
 

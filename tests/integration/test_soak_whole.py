@@ -18,7 +18,7 @@ import typer
 import harness.commands.soak.report
 from harness.baselines.build import new_baselines, require_reference_run
 from harness.cli.trust import soak_command
-from harness.commands.merge.expected_run import SoakOptions as Parts
+from harness.commands.merge.expected_run import MergeOptions as Parts
 from harness.commands.merge.load import load_parts
 from harness.commands.resume import prepare_resume
 from harness.commands.soak import growth, sampler
@@ -181,7 +181,7 @@ def test_a_soak_without_a_verdict_never_passes_a_check(tmp_path: Path, session: 
 def test_baselines_outside_of_the_checkout_are_found(
     tmp_path: Path, session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("harness.judging.checks.registry.recorded", lambda _: None)
+    monkeypatch.setattr("harness.judging.references.recorded", lambda _: None)
     assert played(tmp_path).result.verdict is Verdict.PASS
 
 
