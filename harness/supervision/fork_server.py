@@ -43,8 +43,16 @@ from harness.supervision import procfs, supervisor
 if not __package__:
     del sys.path[0]
 
-SEPARATE = ("VLLM_API_KEY", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST")
-"""Variables, beside the harness's own, in which the engines of one fork server may differ."""
+SEPARATE = (
+    "VLLM_API_KEY",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+)
+"""Variables, beside the harness's own, in which the engines of one fork server may differ. UCX reads its own when NIXL
+makes an agent, which only engines of pairs do."""
 NO_MARK = "0" * 16
 _FILES = 64
 
