@@ -64,14 +64,14 @@ def logic_lines(source: str) -> int:
     return len(lines - left_out)
 
 
-def class_names() -> dict[str, list[str]]:
-    """Return the places of each class by its name."""
+def names_used_twice() -> dict[str, list[str]]:
+    """Return the places of the classes that share a name, by that name."""
     places = defaultdict(list)
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(REPOSITORY)}:{node.lineno}")
-    return dict(places)
+    return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def found(pattern: re.Pattern[str], but: str) -> list[str]:
@@ -114,12 +114,11 @@ def wide_commits(since: str) -> tuple[int, int]:
 def main(since: str) -> None:
     """Print the figures."""
     core = sum(logic_lines(path.read_text()) for path in modules(core=True))
-    twice = {name: places for name, places in class_names().items() if len(places) > 1}
     wide, commits = wide_commits(since)
     print(f"logic lines of the core: {core}")
     print(f"kinds of scenarios told apart away from home: {len(kinds_told_apart())}")
     print(f"reads of a recorded profile by key: {len(reads_by_key())}")
-    print(f"class names used twice: {len(twice)}")
+    print(f"class names used twice: {len(names_used_twice())}")
     print(f"commits over {WIDE} packages since {since}: {wide} of {commits}")
     print(f"words of the README: {len((REPOSITORY / 'README.md').read_text().split())}")
 

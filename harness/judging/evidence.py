@@ -29,11 +29,6 @@ class CellView(RecordedCell):
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
 
-    @property
-    def dtype(self) -> str:
-        """The type in which the engines compute."""
-        return self.settings.dtype
-
     def baseline_or_reason(self, lineup: str) -> Baseline | str:
         """Return the baseline of a lineup, or why there is none."""
         lookup = self.baselines.get(lineup)

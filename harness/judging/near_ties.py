@@ -28,7 +28,7 @@ def near_tie_nats(cell: CellView, o: Observation | None = None, recorded: bool =
     against each other must be judged alike.
     """
     if cell.judging.tier != "bitwise":
-        return max(cell.judging.near_tie_assumed(cell.dtype), noise_floor(_plain_again(cell)))
+        return max(cell.judging.near_tie_assumed(cell.settings.dtype), noise_floor(_plain_again(cell)))
     given = cell.judging.near_tie_nats
     if given is not None:
         return given

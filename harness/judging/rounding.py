@@ -86,7 +86,7 @@ def near_tie_in_crowds(cell: CellView) -> float:
     crowd = rounding_of(cell).ways.get("crowd")
     if crowd is None or not crowd.parted:
         return 0.0
-    return cell.judging.near_tie_assumed(cell.dtype) if crowd.parted_nats is None else crowd.parted_nats
+    return cell.judging.near_tie_assumed(cell.settings.dtype) if crowd.parted_nats is None else crowd.parted_nats
 
 
 def _same_machine(cell: CellView) -> bool:

@@ -15,9 +15,7 @@ from harness.errors import UsageError
 from harness.profiles.availability import localise
 from harness.profiles.axes import Overrides, check_axes, merged, part_of, variants
 from harness.profiles.engine_config import EngineConfig
-from harness.profiles.methods import Method as Method
-from harness.profiles.methods import NoSpeculation as NoSpeculation
-from harness.profiles.methods import OtherMethod
+from harness.profiles.methods import Method, OtherMethod
 from harness.profiles.model_reference import (
     GgufSource,
     ModelPath,
@@ -28,8 +26,7 @@ from harness.profiles.model_reference import (
 from harness.profiles.scenarios import Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.util.names import ShortName, VariantName
-from harness.util.paths import REPOSITORY as REPOSITORY
-from harness.util.strict import Strict as Strict
+from harness.util.strict import Strict
 
 TopologyName = Literal["single", "pd"]
 Route = Literal["client", "router"]

@@ -151,13 +151,17 @@ class RecordedProfile(NamedTuple):
     @property
     def near_tie_nats(self) -> float | None:
         """Gap of a near tie as it was set; None where it follows from what rounding was measured to move."""
-        found: float | None = {**BEFORE_ROUNDING, **self.section("judging")}["near_tie_nats"]
+        found: float | None = self._thresholds["near_tie_nats"]
         return found
 
     @property
     def judging(self) -> Judging:
         """The thresholds that the run was planned with. Raises ValidationError if they are damaged."""
-        return Judging.model_validate({**BEFORE_ROUNDING, **self.section("judging")})
+        return Judging.model_validate(self._thresholds)
+
+    @property
+    def _thresholds(self) -> dict[str, Any]:
+        return {**BEFORE_ROUNDING, **self.section("judging")}
 
     def scenario(self, name: str) -> Scenario | None:
         """Return a scenario by its id, or None. Raises ValidationError if it is damaged."""
@@ -181,29 +185,30 @@ class RecordedProfile(NamedTuple):
     @property
     def models(self) -> dict[str, Mapping[str, Any]]:
         """The models that are no plain folders by role, as resolved or else as named."""
-        given = {role: self.data.get(role) for role in (TARGET, TOKENIZER)}
-        given |= {str(m.get("kind")): m.get("drafter") for m in self._methods}
-        sources = self.data.get("sources")
-        found = {**given, **(sources if isinstance(sources, Mapping) else {})}
+        found = {**self._given, **self._sources}
         return {role: model for role, model in found.items() if isinstance(model, Mapping)}
 
     def named(self, role: str) -> Any:
         """Return what names the model of a role: its repository on the hub, or else what the profile says."""
-        sources = self.data.get("sources") or {}
-        source = sources.get(role, {}) if isinstance(sources, Mapping) else {}
-        given = self.data.get(role) if role in (TARGET, TOKENIZER) else self.method(role).get("drafter")
-        return source.get("repo", given)
+        return self._sources.get(role, {}).get("repo", self._given.get(role))
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The models as the profile names them, by role."""
+        drafters = {str(m.get("kind")): m.get("drafter") for m in self._methods}
+        return {role: self.data.get(role) for role in (TARGET, TOKENIZER)} | drafters
+
+    @property
+    def _sources(self) -> Mapping[str, Any]:
+        found = self.data.get("sources")
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def tokenizer(self) -> Any:
         """The folder of the tokenizer, or what stands for it in a profile that was not resolved."""
         return self.data.get(TOKENIZER) or self.data.get(TARGET)
 
-    @property
-    def as_written(self) -> dict[str, Any]:
-        """The profile as data, without what the record added: the file that it was read from."""
-        return {key: value for key, value in self.data.items() if key != "source"}
-
     def as_profile(self) -> Profile:
         """Return the profile to work with. Raises ValidationError if this version cannot read it."""
-        return Profile.model_validate(self.as_written)
+        # The file that it was read from is added by the record.
+        return Profile.model_validate({key: value for key, value in self.data.items() if key != "source"})

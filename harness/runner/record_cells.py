@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
-from harness.prompts.model import Prompt
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
-from harness.runner.rounding import chosen, rounding
+from harness.runner.rounding import chosen, plain_work, rounding
 from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
 from harness.util.text import counted
@@ -39,8 +38,7 @@ def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: 
     for work in works:
         run_cell(session, work, recorder, reporter)
     if recorder.record.rounding and session.group.rescores:
-        alone = {i.prompt.id for w in works if w.cell.id == w.cell.name.reference for i in w.items if i.form == "ids"}
-        show_rounding(session, chosen(works), alone, recorder, reporter)
+        show_rounding(session, works, recorder, reporter)
     if recorder.record.rescore and session.group.rescores:
         rescore(session, recorder, reporter)
 
@@ -121,20 +119,18 @@ def emptied_pools(session: EngineGroupSession, recorder: Recorder) -> dict[str, 
 
 
 def show_rounding(
-    session: EngineGroupSession,
-    prompts: Sequence[Prompt],
-    alone: Collection[str],
-    recorder: Recorder,
-    reporter: Reporter,
+    session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter
 ) -> None:
     """Let the plain engine show how it rounds, and record it. Raises EngineDiedError when the engine died."""
-    if not prompts:
+    plain = plain_work(works)
+    if plain is None:
         return
     begun = time.monotonic()
+    prompts, answered = chosen(plain), {i.prompt.id for i in plain.items if i.form == "ids"}
     limit_s = _limit_s(session, "single", 4 * len(prompts))
     late = f"expected the rounding of {session.group.id} to be measured within {limit_s:.0f} s (timeouts.cell)"
     with limited(limit_s, lambda: session.give_up("rounding", late)):
-        for observation in rounding(prompts, session, recorder.record.rescore, alone):
+        for observation in rounding(prompts, session, recorder.record.rescore, answered):
             recorder.append(observation)
     # As after re-scoring: not to be charged to what is sent next.
     session.settle()

@@ -26,11 +26,13 @@ _HIT_TOKENS = 4
 """Most output tokens behind a prefix hit: the first is computed otherwise, and the others read what it left."""
 
 
-def chosen(works: Sequence[CellWork]) -> list[Prompt]:
+def plain_work(works: Sequence[CellWork]) -> CellWork | None:
+    """Return the work of the plain single engine, if it is asked cold prompts."""
+    return next((w for w in works if w.cell.id == w.cell.name.reference and w.items), None)
+
+
+def chosen(plain: CellWork) -> list[Prompt]:
     """Return prompts of the plain single engine, from the shortest to the longest: long ones round more."""
-    plain = next((w for w in works if w.cell.id == w.cell.name.reference and w.items), None)
-    if plain is None:
-        return []
     asked = {p.id: p for p in (*(i.prompt for i in plain.items), *(s.prompt for k in plain.scripts for s in k.sends))}
     by_length = sorted(asked.values(), key=lambda p: (p.tokens, p.id))
     count = min(PROMPTS, len(by_length))

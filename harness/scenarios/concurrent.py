@@ -11,7 +11,7 @@ from harness.profiles.scenarios import Concurrent
 from harness.prompts.model import Prompt
 from harness.scenarios.base import ORDER_S, Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import demand, pool_of, too_many
-from harness.scenarios.proving import batched, computed_before, larger_steps, process_role
+from harness.scenarios.proving import batched, computed_before, larger_steps, stage_counters
 
 
 class ConcurrentKind(Kind[Concurrent]):
@@ -35,10 +35,8 @@ class ConcurrentKind(Kind[Concurrent]):
         if not late or not short:
             return
         role = cell.prefilling
-        yield from _one_step(cell, holder, short, holder.shared_counters.get(process_role(cell, role), {}), role)
-        yield from batched(
-            cell, [holder, *short, *late], holder.shared_counters.get(process_role(cell, cell.answering), {})
-        )
+        yield from _one_step(cell, holder, short, stage_counters(cell, holder, role), role)
+        yield from batched(cell, [holder, *short, *late], stage_counters(cell, holder, cell.answering))
         if not any(o.started_at < _end(holder) for o in late):
             yield Gap(
                 late[0], "expected a late request to join while the long one was running, found it began after it"

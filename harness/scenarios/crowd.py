@@ -14,7 +14,7 @@ from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
 from harness.scenarios.base import ORDER_S, Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import pool_of, too_many
-from harness.scenarios.proving import batched, process_role
+from harness.scenarios.proving import batched, stage_counters
 
 PROVEN = 0.9
 """Share of the crowds that must prove the state: now and then prompts fill a step exactly, or answers are short."""
@@ -33,11 +33,11 @@ class CrowdKind(Kind[Crowd]):
         requests = list(parts.values())
         first = requests[0]
         if "batched" in config.proves:
-            yield from batched(cell, requests, first.shared_counters.get(process_role(cell, cell.answering), {}))
+            yield from batched(cell, requests, stage_counters(cell, first, cell.answering))
         if "chunked" in config.proves:
             yield from _step_overflows(cell, requests)
         if "preempted" in config.proves:
-            found = first.shared_counters.get(process_role(cell, cell.answering), {}).get("preemptions", 0)
+            found = stage_counters(cell, first, cell.answering).get("preemptions", 0)
             if found < 1:
                 yield Gap(first, "expected at least one preemption while the KV pool was over-committed, found none")
 

@@ -50,8 +50,6 @@ def unfilled(fill: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt
     """Return why prompts cannot use up a pool, or None."""
     pool = profile.engine.kv_blocks
     wanted = sum(blocks(prompts[n].tokens, profile.engine.block_size) for n in fill)
-    return (
-        pool_of(f"at most {wanted + 1} blocks, which its fill can use up", pool)
-        if pool is not None and wanted < pool - 1
-        else None
-    )
+    if pool is None or wanted >= pool - 1:
+        return None
+    return pool_of(f"at most {wanted + 1} blocks, which its fill can use up", pool)

@@ -11,7 +11,7 @@ from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
 from harness.scenarios.base import SHORT, Gap, Kind, Occurrence, Send, Stage, one
 from harness.scenarios.possible import no_sharing, pool_of, too_many
-from harness.scenarios.proving import process_role
+from harness.scenarios.proving import stage_counters
 
 
 class PressureKind(Kind[Pressure]):
@@ -57,7 +57,7 @@ class PressureKind(Kind[Pressure]):
         cell, parts = seen.cell, seen.parts
         waiting = parts["waiting"]
         load = [o for part, o in parts.items() if part.startswith(("load", "local"))]
-        counters = waiting.shared_counters.get(process_role(cell, cell.answering), {})
+        counters = stage_counters(cell, waiting, cell.answering)
         if counters.get("preemptions", 0) < 1:
             yield Gap(waiting, "expected at least one preemption while the KV pool was over-committed, found none")
         engine = cell.engine(cell.answering)

@@ -44,10 +44,11 @@ def computed_before(cell: RecordedCell, donor: Observation, o: Observation, role
     return judge_hit(cell, o, leg_of(cell, o, role), wanted, f"it computed {donor.prompt_id} before")
 
 
-def process_role(cell: RecordedCell, role: str) -> str:
-    """Return the key of an engine in the shared counters of a stage: the role of its process."""
+def stage_counters(cell: RecordedCell, o: Observation, role: str) -> dict[str, float]:
+    """Return what an engine counted in the stage of a request, for all of its requests; empty if that is not known."""
     engine = cell.engine(role)
-    return engine.role if engine else role
+    # Counted by process, which may have another role.
+    return o.shared_counters.get(engine.role if engine else role, {})
 
 
 def larger_steps(cell: RecordedCell, role: str, counters: dict[str, float], floor: int) -> tuple[int | None, bool]:

@@ -9,7 +9,7 @@ from harness.profiles.scenarios import Pair, SameStep
 from harness.prompts.model import Prompt
 from harness.scenarios.base import ORDER_S, Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import no_sharing, too_many
-from harness.scenarios.proving import larger_steps, process_role
+from harness.scenarios.proving import larger_steps, stage_counters
 
 
 class SameStepKind(Kind[SameStep]):
@@ -29,7 +29,7 @@ class SameStepKind(Kind[SameStep]):
         """
         cell, parts = seen.cell, seen.parts
         donor, subject, role = parts["donor"], parts["subject"], cell.prefilling
-        counters = donor.shared_counters.get(process_role(cell, role), {})
+        counters = stage_counters(cell, donor, role)
         wanted = cell.prefix_cache.expected_hit(donor, subject, role, answered=False)
         hits = int(counters.get("prefix_hits", 0))
         if wanted.least == 0 or not wanted.least <= hits <= wanted.most:

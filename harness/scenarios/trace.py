@@ -11,7 +11,7 @@ from harness.profiles.scenarios import Trace, TraceRequest
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import demand, pool_of
-from harness.scenarios.proving import process_role
+from harness.scenarios.proving import stage_counters
 
 
 class TraceKind(Kind[Trace]):
@@ -66,7 +66,7 @@ def _of_trace(request: TraceRequest, part: str, prompts: Mapping[str, Prompt], l
 
 def _generated_and_given_up(cell: RecordedCell, o: Observation) -> bool:
     """Return whether the engine generated tokens for a request that has the engines to itself and no answer."""
-    generated = o.shared_counters.get(process_role(cell, cell.answering), {}).get("generation_tokens", 0)
+    generated = stage_counters(cell, o, cell.answering).get("generation_tokens", 0)
     return o.abandon is not None and o.final is None and o.concurrent == 1 and generated > 0
 
 

@@ -29,11 +29,12 @@ def scripts(
 def drawn(scenario: Scenario, profile: Profile, cold: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts, of those that are sent cold, that a scenario is sent which names none: of as many texts as
     there are before a second one of any, and with a whole block that a prefix hit can find."""
+    kind = kind_of(scenario)
     least = (1 + any(m.traits.drops_block for m in profile.methods)) * profile.engine.block_size
     copies: Counter[str] = Counter()
     turns: list[tuple[int, Prompt]] = []
     for prompt in cold:
-        if kind_of(scenario).draws(prompt, least):
+        if kind.draws(prompt, least):
             text = prompt.source or prompt.id
             turns.append((copies[text], prompt))
             copies[text] += 1
@@ -44,6 +45,7 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
     """Raise UsageError when a scenario names an unknown prompt, cannot occur with the profile's engine settings, or
     cannot be judged in its tier. ``sent`` are the prompts that are sent cold, in each stage."""
     for scenario in profile.scenarios:
+        kind = kind_of(scenario)
         if profile.judging.tier == "normal" and not (scenario.drawn and scenario.max_tokens is None):
             raise UsageError(
                 f"scenario {scenario.id}: expected prompts by number, answered in full, which registered tests compare "
@@ -55,7 +57,7 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
             if problem:
                 raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
         try:
-            kind_of(scenario).stages(scenario, prompts, ())
+            kind.stages(scenario, prompts, ())
         except KeyError as missing:
             raise UsageError(
                 f"scenario {scenario.id}: expected prompts of {profile.workload.prompts.name}, found "
@@ -67,7 +69,7 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
                 f"scenario {scenario.id}: expected max_tokens of at most workload.max_tokens = {most}, the length that "
                 f"baselines record, found {asked}; lower it or raise workload.max_tokens"
             )
-        problem = kind_of(scenario).impossible(scenario, profile, prompts)
+        problem = kind.impossible(scenario, profile, prompts)
         if problem:
             raise UsageError(f"scenario {scenario.id} cannot occur: {problem}")
 

@@ -50,11 +50,11 @@ def data_command(
 
     torch.set_num_threads(1)
     tests = test_questions()
-    apart = [("validation", q) for q in questions(seed, tests, True)[:80]]
-    if shard == 0:
+    apart: list[tuple[str, Question]] = []
+    if seed == 1 and shard == 0:
         apart = [("test", Question("test", text, (text,))) for text in tests]
-    if seed != 1:
-        apart = []
+    elif seed == 1:
+        apart = [("validation", q) for q in questions(seed, tests, True)[:80]]
     asked = [*apart, *(("train", q) for q in questions(seed, tests, False)[shard::2])]
     limits = Limits(seed=2 * seed + shard - 1)
     with torch.inference_mode():

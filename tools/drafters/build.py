@@ -13,7 +13,7 @@ import torch
 
 from harness.util.files import sha256_file, write_json
 from tools.drafters import export, measure, texts
-from tools.drafters.networks import MTP, DFlash, Drafter, Eagle3
+from tools.drafters.networks import MTP, DFlash, Drafter, Eagle3, tokens_of
 from tools.drafters.target import Target
 from tools.drafters.texts import Conversation
 from tools.drafters.train import Recipe, Training, coverage, frequent, items, train, words_of
@@ -103,8 +103,7 @@ def revised(weights: dict[str, torch.Tensor], fresh: dict[str, torch.Tensor]) ->
     """Return trained weights for the vocabulary of ``fresh``: words that a head did not have keep their fresh rows."""
     if "d2t" not in weights:
         return weights
-    tokens = fresh["d2t"] + torch.arange(len(fresh["d2t"]))
-    before = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    tokens, before = tokens_of(fresh["d2t"]), tokens_of(weights["d2t"])
     place = torch.searchsorted(before, tokens).clamp(max=len(before) - 1)
     known = before[place] == tokens
     head = fresh["lm_head.weight"].clone()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.util.files import write_json
-from tools.drafters.networks import AUX, DFLASH_LAYERS, DRAFTS, MASK_TOKEN, MTP, DFlash, Drafter, Eagle3
+from tools.drafters.networks import AUX, DFLASH_LAYERS, DRAFTS, MASK_TOKEN, MTP, DFlash, Drafter, Eagle3, tokens_of
 from tools.drafters.target import Target
 
 _BLOCK = 32
@@ -136,7 +136,7 @@ def load(folder: Path, target: Target) -> Drafter:
     tensors = {n: t.float() if t.is_floating_point() else t for n, t in rounded(read(folder)).items()}
     drafter: Drafter
     if "d2t" in tensors:
-        drafter = Eagle3(target, tensors["d2t"] + torch.arange(len(tensors["d2t"])))
+        drafter = Eagle3(target, tokens_of(tensors["d2t"]))
     else:
         drafter = DFlash(target) if "fc.weight" in tensors else MTP(target)
     drafter.load_state_dict({n.removeprefix("model.mtp_layers.0."): t for n, t in tensors.items()})

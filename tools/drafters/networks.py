@@ -241,6 +241,11 @@ class Eagle3(nn.Module):
         return weight
 
 
+def tokens_of(d2t: Tensor) -> Tensor:
+    """Return the token of each row of EAGLE3's head, ascending, from vLLM's offsets."""
+    return d2t + torch.arange(len(d2t))
+
+
 class MTP(DecoderLayer):
     """One MTP layer of MiMo: reads the target's normed last stream, later its own output, and the next token."""
 
