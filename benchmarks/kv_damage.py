@@ -26,7 +26,7 @@ def register() -> None:
     if not os.environ.get(FILE):
         return
     from harness.mutants.hooks import Patch, Switch, install_patches
-    from harness.mutants.patches import ARRIVAL, on_arrival_of_groups
+    from harness.mutants.targets import ARRIVAL, on_arrival_of_groups
 
     patches = (
         Patch("damage", *ARRIVAL, on_arrival_of_groups(_damage_arrival)),

@@ -76,7 +76,7 @@ class Launcher:
             side_channel_port=side_channel[0] if side_channel else None,
             devices=place.devices,
             host=place.host,
-            extra_env=mutation.environment(role, environment.prefix, self._logs / "plugin"),
+            extra_env=mutation.environment(role, environment.prefix),
             key=self._key,
         )
 

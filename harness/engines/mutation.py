@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from harness.engines.client import Client
 from harness.engines.request import Exchange
@@ -18,8 +17,8 @@ class Mutation:
         """Return the ids of the mutants in the engine of a role, for the record."""
         return ()
 
-    def environment(self, role: Role, engine_prefix: str, folder: Path) -> dict[str, str]:
-        """Return variables for the engine of a role. Its Python has this prefix; files for it go into ``folder``."""
+    def environment(self, role: Role, engine_prefix: str) -> dict[str, str]:
+        """Return variables for the engine of a role, whose Python has this prefix."""
         return {}
 
     def exchange(self, clients: Mapping[Role, Client], profile: Profile, routers: Mapping[bool, Client]) -> Exchange:

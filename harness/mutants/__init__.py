@@ -1,19 +1,21 @@
 """Mutants: known defects that are put back into real vLLM engines to prove that the harness catches them.
 
-``register`` is the package's entry point in the group ``vllm.general_plugins``: vLLM calls it in every process of an
-engine. Without the environment variable ``KV_HARNESS_MUTANTS`` it returns at once and patches nothing. Engines import
-this package, so it uses the standard library only.
+The folder ``plugin`` declares ``register`` in the group ``vllm.general_plugins``. Engines that get mutants have it on
+their Python path, and vLLM calls ``register`` in each of their processes; other engines know nothing of it. Without the
+environment variable ``KV_HARNESS_MUTANTS`` it returns at once and patches nothing. Engines import this package, so it
+uses the standard library only.
 
 In the harness:
 
-* ``catalogue``: ``MUTANTS``, every mutant by id; plain data;
+* ``families``: the mutants, each with its patches and the trial that must catch it;
+* ``catalogue``: ``MUTANTS`` and ``TRIALS``, all of them by id; plain data;
 * ``install``: ``EnabledMutants`` and ``with_mutants``, which put mutants into a group of engines and switch them;
 * ``exchange``: the mutants that change how requests are sent, not the engines; used by ``install``.
 
 In an engine's process:
 
 * ``hooks``: install patches when the engine imports their targets, and switch them;
-* ``patches``: the patch of each mutant.
+* ``targets``: what several mutants patch of vLLM.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def register() -> None:
     """Install the mutants that the environment names. vLLM calls this in every process of an engine."""
     if not os.environ.get(MUTANTS_VARIABLE):
         return
-    from harness.mutants import patches  # noqa: F401  (declares the patches that hooks installs)
+    from harness.mutants import catalogue  # noqa: F401  (declares the patches that hooks installs)
     from harness.mutants.hooks import install_all
 
     install_all(

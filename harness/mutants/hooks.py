@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from harness.mutants import LOG_MARK, TOGETHER_VARIABLE
-from harness.mutants.catalogue import MUTANTS
+from harness.mutants.model import DECLARED
 
 Runner = Literal["V1", "V2"]
 Change = Callable[..., Any]
@@ -135,9 +135,9 @@ def refuse(text: str) -> None:
 def parse_ids(text: str) -> tuple[str, ...]:
     """Return the mutant ids of a comma-separated list. Raises MutantRefused on an unknown one."""
     ids = tuple(filter(None, (part.strip() for part in text.split(","))))
-    unknown = [i for i in ids if i not in MUTANTS]
+    unknown = [i for i in ids if i not in DECLARED]
     if unknown:
-        raise MutantRefused(f"expected injected faults ({', '.join(MUTANTS)}), found {', '.join(unknown)}")
+        raise MutantRefused(f"expected injected faults ({', '.join(DECLARED)}), found {', '.join(unknown)}")
     return ids
 
 

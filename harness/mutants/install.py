@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +15,14 @@ from harness.errors import MutantRefusedError, UsageError
 from harness.mutants import LOG_MARK, MUTANTS_VARIABLE, SWITCH_VARIABLE, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 from harness.mutants.exchange import MutatedExchange
+from harness.mutants.hooks import PATCHES
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.methods import NoSpeculation
 from harness.profiles.model import Profile
 from harness.util.paths import IMPORT_ROOT
 
-_PLUGIN = "kv_harness_mutants"
-_ENTRY_POINT = f"[vllm.general_plugins]\n{_PLUGIN} = harness.mutants:register\n"
+PLUGIN_FOLDER = Path(__file__).resolve().parent / "plugin"
+"""Declares this package to vLLM as a plugin, in engines that have it on their Python path and in no others."""
 
 
 def require_known(ids: Sequence[str]) -> None:
@@ -74,17 +74,16 @@ class EnabledMutants(Mutation):
     def installed(self, role: Role) -> tuple[str, ...]:
         return self.by_role.get(role, ())
 
-    def environment(self, role: Role, engine_prefix: str, folder: Path) -> dict[str, str]:
+    def environment(self, role: Role, engine_prefix: str) -> dict[str, str]:
         """Return variables for the engine of a role; empty when it carries no mutant."""
         if role not in self.by_role:
             return {}
         env = {MUTANTS_VARIABLE: ",".join(self.by_role[role]), SWITCH_VARIABLE: str(self._file(role))}
         if self._together:
             env[TOGETHER_VARIABLE] = "1"
-        plugin = plugin_folder(engine_prefix, folder)
-        if plugin is not None:
-            paths = [str(plugin), str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        # An engine of another environment has no harness.
+        paths = [str(PLUGIN_FOLDER), str(IMPORT_ROOT) if engine_prefix != sys.prefix else ""]
+        env["PYTHONPATH"] = os.pathsep.join(p for p in (*paths, os.environ.get("PYTHONPATH", "")) if p)
         return env
 
     def exchange(
@@ -141,20 +140,6 @@ def with_mutants(
     return group, EnabledMutants(mutants, group.topology == "pd", folder, together)
 
 
-def plugin_folder(engine_prefix: str, folder: Path) -> Path | None:
-    """Return a folder for PYTHONPATH that declares the plugin to an engine Python without this project.
-
-    Return None when the engine's Python is this one and has the entry point already.
-    """
-    if engine_prefix == sys.prefix and entry_points(group="vllm.general_plugins", name=_PLUGIN):
-        return None
-    info = folder / "kv_harness_mutants-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kv-harness-mutants\nVersion: 0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(_ENTRY_POINT, encoding="utf-8")
-    return folder
-
-
 class Marks:
     """The lines that this package wrote to an engine's log, parsed."""
 
@@ -177,9 +162,6 @@ class Unbound(NamedTuple):
 def unbound(enabled: EnabledMutants, logs: Mapping[Role, str]) -> list[Unbound]:
     """Return the patches that an engine's log does not mention: their targets were never imported there. Those of the
     other model runner are not wanted, unless there is none of the engine's own."""
-    import harness.mutants.patches  # noqa: F401  (declares the patches)
-    from harness.mutants.hooks import PATCHES
-
     out = []
     for role, carried in enabled.by_role.items():
         log = logs.get(role, "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.metadata import distributions
 
 import pytest
 
-from harness.mutants.install import Marks
+from harness import mutants
+from harness.mutants.install import PLUGIN_FOLDER, EnabledMutants, Marks
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess:
@@ -56,3 +59,18 @@ def test_refusal_of_a_changed_target_ends_the_process(tmp_path):
     assert "went on" not in done.stdout
     marks = Marks(done.stderr)
     assert len(marks.refused) == 1 and "get_block_ids_for_computed_tokens" in marks.refused[0]
+
+
+def test_vllm_finds_the_plugin_on_the_path_of_engines_with_mutants(tmp_path):
+    enabled = EnabledMutants(["M1"], pair=True, folder=tmp_path)
+    path = enabled.environment("prefill", "/another/environment")["PYTHONPATH"].split(os.pathsep)
+    (point,) = [
+        point
+        for distribution in distributions(path=path[:1])
+        for point in distribution.entry_points
+        if point.group == "vllm.general_plugins"
+    ]
+    assert path[0] == str(PLUGIN_FOLDER) and point.load() is mutants.register
+    assert enabled.environment("decode", "/another/environment") == {}
+    code = "import harness.mutants as m; m.register(); print(m.__file__)"
+    assert run_python(code, PYTHONPATH=os.pathsep.join(path)).stdout.strip() == mutants.__file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -110,6 +111,15 @@ def test_what_engines_need_is_named_with_its_extra(installed: Installed):
     code, said = installed("run")
     assert code == 2 and "pip install 'kv-acceptance-harness[run]'" in said
     assert not list(installed.folder.iterdir())
+
+
+def test_only_engines_with_faults_find_a_plugin_in_it(installed: Installed):
+    def plugins(path: Path) -> set[str]:
+        found = importlib.metadata.distributions(path=[str(path)])
+        return {p.name for d in found for p in d.entry_points if p.group == "vllm.general_plugins"}
+
+    assert plugins(installed.site) == set()
+    assert plugins(installed.site / "harness/mutants/plugin") == {"kv_harness_mutants"}
 
 
 def test_pytest_plugin_is_found_and_stays_out_of_the_way(installed: Installed):

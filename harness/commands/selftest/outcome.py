@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.commands.selftest.trials import Trial, View
 from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, Judgement
+from harness.mutants.model import Trial, View
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import spills
 from harness.reports.selftest_result import Caught, Kill

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,28 +15,24 @@ import pytest
 from harness.commands.selftest.outcome import classify_kill, first_caught
 from harness.commands.selftest.report import render_markdown, write_selftest
 from harness.commands.selftest.run import SelfTester
-from harness.commands.selftest.trials import (
-    OWN_ENGINES,
-    TRIALS,
-    PromptChoice,
-    choose_prompts,
-    make_setups,
-    select_trials,
-    trial_works,
-)
+from harness.commands.selftest.setups import choose_prompts, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.errors import HandoffError, UsageError
+from harness.history import records
 from harness.history.verdict import Verdict
-from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement, Law
+from harness.judging.checks.registry import CHECKS
+from harness.judging.findings import CellVerdict, CheckResult, DamageClass, Diagnosis, Judgement, Law
 from harness.mutants import LOG_MARK, hooks
-from harness.mutants.catalogue import HISTORIC, MUTANTS
+from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
+from harness.mutants.model import COLD, Mutant, PromptChoice, Trial, declare
 from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
 from harness.supervision.server import full_environment
+from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from harness.workload.cells import cold_prompts
 from harness.workload.prepare import prepare
@@ -135,8 +131,8 @@ def test_arming_gives_each_engine_its_own(tmp_path):
     arming.switch(["M1"])
     assert (tmp_path / "switch.prefill").read_text() == "M1"
     assert (tmp_path / "switch.decode").read_text() == ""
-    assert arming.environment("single", sys.prefix, tmp_path) == {}
-    assert arming.environment("decode", sys.prefix, tmp_path)["KV_HARNESS_MUTANTS"] == "M4,M2"
+    assert arming.environment("single", sys.prefix) == {}
+    assert arming.environment("decode", sys.prefix)["KV_HARNESS_MUTANTS"] == "M4,M2"
     assert patched_roles("M4", pair=False) == ("single",)
     with pytest.raises(UsageError, match="M99"):
         EnabledMutants(["M99"], pair=True, folder=tmp_path)
@@ -210,8 +206,7 @@ def test_mutant_of_the_command_line_takes_the_drafter_from_p_alone(tmp_path):
 # --- trials ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
-    assert {t.mutant for t in TRIALS} == set(MUTANTS)
+def test_every_historic_defect_is_quick():
     assert [t.mutant for t in select_trials([], quick=True)] == list(HISTORIC)
     assert {m[:2] for m in HISTORIC} == {"M1", "M2", "M3", "M4", "M5"}
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
@@ -221,14 +216,31 @@ def test_every_mutant_has_a_trial_and_every_historic_defect_is_quick():
         select_trials(["M99"], quick=False)
 
 
+def test_trials_name_checks_and_damage_that_exist():
+    checks = {c.name for c in CHECKS}
+    assert {c for t in TRIALS.values() for c in t.checks} <= checks
+    assert {t.damage for t in TRIALS.values()} <= set(get_args(DamageClass))
+    assert records.COLD == COLD
+
+
+def test_an_id_is_declared_once():
+    with pytest.raises(ValueError, match="expected one mutant M1, found two"):
+        declare(Mutant("M1", "", "", "both", ""), Trial((), "input", ()))
+
+
+def test_engines_that_are_injected_import_the_standard_library_alone():
+    """Every package of an engine is its own; the harness's may be missing there."""
+    code = "import sys; import harness.mutants.catalogue; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    loaded = {name.partition(".")[0] for name in ran.stdout.split()} - {"__main__", "harness"}
+    assert loaded <= sys.stdlib_module_names
+
+
 def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
-    # Importing the module declares its patches.
-    importlib.import_module("harness.mutants.patches")
     assert {p.mutant for p in hooks.PATCHES} == {m.id for m in MUTANTS.values() if m.place not in ("client", "command")}
 
 
 def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_path):
-    importlib.import_module("harness.mutants.patches")
     for mutant in {p.mutant for p in hooks.PATCHES}:
         enabled = EnabledMutants([mutant], pair=False, folder=tmp_path / mutant)
         for runner, other in (("V1", "V2"), ("V2", "V1")):
@@ -242,7 +254,7 @@ def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_pat
 
 def test_no_engine_is_started_twice_for_the_same_configuration():
     setups = make_setups(select_trials([], quick=False, complete=True), PROFILE, PROMPTS)
-    shared = [s for s in setups if s.controlled and OWN_ENGINES.keys().isdisjoint(t.mutant for t in s.trials)]
+    shared = [s for s in setups if s.controlled and all(t.engines is None for t in s.trials)]
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
     # six without drafters, two with a drafter and recurrent state, two with a drafter of several modules.
@@ -301,9 +313,7 @@ def test_profile_that_cannot_show_a_mutant_is_refused(tmp_path):
 
 # --- judging a trial -------------------------------------------------------------------------------------------------
 
-M1 = next(t for t in TRIALS if t.mutant == "M1")
-M9 = next(t for t in TRIALS if t.mutant == "M9")
-M4 = next(t for t in TRIALS if t.mutant == "M4")
+M1, M4, M9 = TRIALS["M1"], TRIALS["M4"], TRIALS["M9"]
 LAW = Law(text="", residues=(0, 30, 31), modulus=32, tested=(0, 1, 10, 29, 30, 31))
 
 

@@ -1,0 +1,212 @@
+"""Defects of the prefix cache: blocks that it should not return, or does not find."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from harness.mutants.hooks import Active, patch
+from harness.mutants.model import BOTH_FORMS, SINGLE, TOKENS, Mutant, Trial, declare, in_both, in_single
+from harness.mutants.targets import (
+    ALLOCATE,
+    CACHED,
+    DRAFT_LAYERS,
+    NULL_BLOCK,
+    cached_blocks,
+    each_step,
+    forget_answers,
+    kv_of,
+    tells_drafter_apart,
+)
+
+declare(
+    Mutant(
+        "M5a",
+        "cached blocks remembered over a failed admission",
+        "analogue of vllm #18955, #18957",
+        "decode",
+        "KVCacheManager.get_computed_blocks is memoised per request until allocate_slots succeeds",
+        historic=True,
+    ),
+    Trial(in_both("pressure"), "target-kv", TOKENS),
+)
+
+
+_REMEMBERED: dict[str, Any] = {}
+
+
+@patch("M5a", *CACHED)
+def _m5a_remember(original: Any, active: Active, self: Any, request: Any, *args: Any) -> Any:
+    if not active():
+        return original(self, request, *args)
+    if request.request_id in _REMEMBERED:
+        active.fired()
+    else:
+        _REMEMBERED[request.request_id] = original(self, request, *args)
+    return _REMEMBERED[request.request_id]
+
+
+@patch("M5a", *ALLOCATE)
+def _m5a_forget(
+    original: Any, active: Active, self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any
+) -> Any:
+    blocks = original(self, request, num_new_tokens, *args, **kwargs)
+    if blocks is not None:
+        _REMEMBERED.pop(request.request_id, None)
+    return blocks
+
+
+declare(
+    Mutant(
+        "M5b",
+        "an evicted block stays in the prefix cache",
+        "analogue of vllm #18955",
+        "decode",
+        "BlockPool._remove_cached_block_hashes resets the hash and leaves the map entry",
+        historic=True,
+    ),
+    Trial(in_both("refill"), "target-kv", (*TOKENS, "state-occurred")),
+)
+
+
+@patch("M5b", "vllm.v1.core.block_pool", "BlockPool._remove_cached_block_hashes", ("self", "block"))
+def _m5b(original: Any, active: Active, self: Any, block: Any) -> Any:
+    if not active():
+        return original(self, block)
+    hashes = [block.block_hash] if block.block_hash is not None else []
+    hashes += self.cached_block_hashes_by_block.pop(block.block_id, ())
+    if hashes:
+        active.fired()
+        block.reset_hash()
+    return hashes
+
+
+declare(
+    Mutant(
+        "M7",
+        "block hashes ignore what came before",
+        "prefix-cache collision",
+        "both",
+        "kv_cache_utils.hash_block_tokens ignores the parent hash",
+    ),
+    Trial(in_both("shared-block"), "target-kv", (*TOKENS, "state-occurred")),
+)
+
+
+@patch("M7", "vllm.v1.core.kv_cache_utils", "hash_block_tokens", ("hash_function", "parent_block_hash"))
+def _m7(original: Any, active: Active, hash_function: Any, parent_block_hash: Any, *args: Any, **kwargs: Any) -> Any:
+    if active() and parent_block_hash:
+        active.fired()
+        parent_block_hash = None
+    return original(hash_function, parent_block_hash, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N5",
+        "a cached block belongs to another prompt",
+        "vllm #56734, #44409",
+        "decode",
+        "the second block of a prefix hit is overwritten in the target's layers by the first one",
+    ),
+    Trial(in_both("prefix-hit"), "target-kv", TOKENS, clean=SINGLE),
+)
+tells_drafter_apart("N5")
+
+
+@each_step("N5")
+def _n5(active: Active, runner: Any, scheduler_output: Any) -> None:
+    for blocks, layers in cached_blocks(runner, scheduler_output):
+        if len(blocks) > 1:
+            for layer in layers - DRAFT_LAYERS:
+                active.fired()
+                cache = kv_of(runner, layer)
+                cache[blocks[1]] = cache[blocks[0]]
+
+
+declare(
+    Mutant(
+        "N8",
+        "an answer's blocks do not keep their KV",
+        "class of vllm #53912",
+        "decode",
+        "when a request ends, the target's KV of the blocks with its output tokens, which stay in the "
+        "prefix cache, is zeroed",
+    ),
+    Trial(in_single("continuation"), "target-kv", TOKENS, clean=SINGLE),
+)
+tells_drafter_apart("N8")
+
+
+@each_step("N8")
+def _n8(active: Active, runner: Any, scheduler_output: Any) -> None:
+    forget_answers(active, runner, scheduler_output, drafter=False)
+
+
+declare(
+    Mutant(
+        "N10",
+        "a prefix hit on blocks that are not written yet",
+        "class of vllm #41838, #42359",
+        "decode",
+        "a request that finds blocks which another one computes in the same step reads the null block instead",
+    ),
+    Trial(in_single("same-step"), "target-kv", TOKENS, clean=SINGLE),
+)
+
+
+@each_step("N10")
+def _n10(active: Active, runner: Any, scheduler_output: Any) -> None:
+    new, size = scheduler_output.scheduled_new_reqs, runner.cache_config.block_size
+    unwritten = {b for r in new for group in r.block_ids for b in list(group)[r.num_computed_tokens // size :]}
+    for request in new:
+        whole = request.num_computed_tokens // size
+        if any(b in unwritten for group in request.block_ids for b in list(group)[:whole]):
+            active.fired()
+            request.block_ids = tuple(
+                [NULL_BLOCK if i < whole and b in unwritten else b for i, b in enumerate(group)]
+                for group in request.block_ids
+            )
+
+
+declare(
+    Mutant(
+        "N13",
+        "speculation finds nothing in the prefix cache",
+        "vllm #54360, #57032",
+        "both",
+        "KVCacheManager.get_computed_blocks finds no block on an engine with a drafter",
+    ),
+    # A plain engine of the same run shows that it is a regression; the self-test's have the drafter alone.
+    Trial(in_single("prefix-hit"), "nothing-tested", ("state-occurred",), clean=SINGLE, unknown=True),
+)
+
+
+@patch("N13", *CACHED)
+def _n13(original: Any, active: Active, self: Any, request: Any, *args: Any) -> Any:
+    blocks, tokens, *more = original(self, request, *args)
+    if not active() or not self.use_eagle or not tokens:
+        return blocks, tokens, *more
+    active.fired()
+    return self.empty_kv_cache_blocks, 0, *(0 for _ in more)
+
+
+declare(
+    Mutant(
+        "N24",
+        "the prefix cache ignores salts",
+        "tenants that share a prefix cache although they must not",
+        "both",
+        "generate_block_hash_extra_keys leaves out the request's cache_salt",
+    ),
+    Trial(SINGLE, "target-kv", ("cold-stays-cold",), forms=BOTH_FORMS),
+)
+
+
+@patch("N24", "vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", ("request", "start_token_idx"))
+def _n24(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
+    if active() and request.cache_salt:
+        active.fired()
+        request = copy.copy(request)
+        request.cache_salt = None
+    return original(request, *args, **kwargs)

@@ -1,0 +1,274 @@
+"""Defects of drafters: their KV is lost, written elsewhere or not restored, or nothing is drafted."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+from harness.mutants.hooks import Active, patch
+from harness.mutants.model import PAIR, SINGLE, STEPS, Mutant, OwnEngines, Trial, declare, in_single
+from harness.mutants.targets import (
+    ALLOCATE,
+    ARRIVAL,
+    DRAFT_LAYERS,
+    NIXL,
+    RUNNER,
+    SCHEDULER,
+    V2,
+    cached_blocks,
+    each_step,
+    forget_answers,
+    kv_of,
+    on_arrival,
+    tells_drafter_apart,
+)
+
+declare(
+    Mutant(
+        "M3",
+        "DFlash writes drafts into blocks that it does not own",
+        "vllm #42971, #43733, #49757",
+        "decode",
+        "no lookahead on the first prefill, one slot less for DFlash, a window check without the bonus "
+        "token, and vacated block-table rows that keep their ids",
+        historic=True,
+    ),
+    Trial(in_single("concurrent"), "drafter-kv", STEPS, method="dflash"),
+)
+
+
+@patch("M3", *ALLOCATE)
+def _m3_first_prefill(
+    original: Any, active: Active, self: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any
+) -> Any:
+    if active() and request.num_computed_tokens == 0 and kwargs.get("num_lookahead_tokens"):
+        active.fired()
+        kwargs["num_lookahead_tokens"] = 0
+    return original(self, request, num_new_tokens, *args, **kwargs)
+
+
+@patch("M3", SCHEDULER, "Scheduler.schedule", ("self",))
+def _m3_one_slot_less(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lower the scheduler's copy of ``VllmConfig.num_lookahead_tokens``, which can be switched at run time."""
+    speculation = self.vllm_config.speculative_config
+    less = int(active() and speculation is not None and speculation.use_dflash())
+    self.num_lookahead_tokens = self.vllm_config.num_lookahead_tokens - less
+    return original(self, *args, **kwargs)
+
+
+@patch("M3", RUNNER, "GPUModelRunner._input_fits_in_drafter", ("self", "common_attn_metadata"), runner="V1")
+def _m3_window(original: Any, active: Active, self: Any, common_attn_metadata: Any) -> bool:
+    if not active():
+        return bool(original(self, common_attn_metadata))
+    return common_attn_metadata is not None and bool(
+        common_attn_metadata.max_seq_len + self.num_spec_tokens <= self.effective_drafter_max_model_len
+    )
+
+
+@patch("M3", "vllm.v1.worker.block_table", "BlockTable.move_row", ("self", "src", "tgt"), runner="V1")
+def _m3_stale_row(original: Any, active: Active, self: Any, src: int, tgt: int) -> None:
+    if not active():
+        original(self, src, tgt)
+        return
+    count = self.num_blocks_per_row[src]
+    table = self.block_table.np
+    table[tgt, :count] = table[src, :count]
+    self.num_blocks_per_row[tgt] = count
+
+
+declare(
+    Mutant(
+        "M4",
+        "the drafter's KV never arrives",
+        "end state of vllm #34529",
+        "decode",
+        "received blocks of the drafter's layers are zeroed when the transfer completes",
+        historic=True,
+    ),
+    Trial(PAIR, "drafter-kv", STEPS, clean=SINGLE),
+)
+tells_drafter_apart("M4")
+
+
+@patch("M4", *ARRIVAL)
+@on_arrival
+def _m4(worker: Any, blocks: list[int], layers: set[str]) -> bool:
+    lost = layers & DRAFT_LAYERS
+    for layer in lost:
+        worker.device_kv_caches[layer][blocks] = 0
+    return bool(lost)
+
+
+declare(
+    Mutant(
+        "M4g",
+        "the connector is finalised before the drafter ran",
+        "vllm #34529, V2 #43719",
+        "prefill",
+        "KV is saved to the staging buffer after the target's forward pass and not after the drafter's; "
+        "on CPU, where no staging exists, the mutant brings real staging buffers with it",
+    ),
+    Trial(PAIR, "drafter-kv", STEPS, clean=SINGLE, engines=OwnEngines("staging buffers on P")),
+)
+
+
+_MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
+
+
+@patch(
+    "M4g",
+    _MIXIN,
+    "KVConnectorModelRunnerMixin.maybe_get_kv_connector_output",
+    ("scheduler_output", "defer_finalize"),
+    runner="V1",
+)
+def _m4g_never_defers(original: Any, active: Active, scheduler_output: Any, defer_finalize: bool = False) -> Any:
+    if not active():
+        return original(scheduler_output, defer_finalize)
+    mixin: Any = importlib.import_module(_MIXIN)
+    if not mixin.has_kv_transfer_group():
+        return nullcontext()
+    active.fired()
+    return mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(scheduler_output, defer_finalize=False)
+
+
+@patch("M4g", _MIXIN, "KVConnectorModelRunnerMixin.finalize_kv_connector", (), runner="V1")
+def _m4g_no_finalize(original: Any, active: Active) -> None:
+    if not active():
+        original()
+
+
+@patch("M4g", f"{V2}.kv_connector", "ActiveKVConnector.finish_forward", ("self",), runner="V2")
+def _m4g_saves_early(original: Any, active: Active, self: Any) -> None:
+    original(self)
+    connector = self.kv_connector
+    vars(connector).pop("wait_for_save", None)
+    if active() and not self._disabled:
+        active.fired()
+        connector.wait_for_save()
+        # Not again once the drafter has run.
+        connector.wait_for_save = lambda: None
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+@patch("M4g", f"{NIXL}.base_worker", "NixlBaseConnectorWorker.__init__", ("self",))
+def _m4g_staging_worker(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Give the connector on CPU, which sends from the KV cache itself, the staging buffers that CUDA engines have."""
+    original(self, *args, **kwargs)
+    if _on_cpu():
+        self.use_host_buffer, self.copy_blocks = True, _copy_blocks
+
+
+def _copy_blocks(source: Any, target: Any, from_ids: Iterable[int], to_ids: Iterable[int], direction: str) -> None:
+    for layer in source:
+        target[layer][list(to_ids)] = source[layer][list(from_ids)]
+
+
+@patch("M4g", f"{NIXL}.base_scheduler", "NixlBaseConnectorScheduler.__init__", ("self",))
+def _m4g_staging_scheduler(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if _on_cpu():
+        self.use_host_buffer = True
+
+
+declare(
+    Mutant(
+        "N4",
+        "the drafter's context is not restored from the cache",
+        "vllm #47930",
+        "decode",
+        "the drafter's KV of blocks taken from the prefix cache is zeroed",
+    ),
+    Trial(in_single("prefix-hit"), "drafter-kv", STEPS, clean=SINGLE),
+)
+tells_drafter_apart("N4")
+
+
+@each_step("N4")
+def _n4(active: Active, runner: Any, scheduler_output: Any) -> None:
+    for blocks, layers in cached_blocks(runner, scheduler_output):
+        for layer in layers & DRAFT_LAYERS:
+            active.fired()
+            kv_of(runner, layer)[blocks] = 0
+
+
+declare(
+    Mutant(
+        "N9",
+        "an answer's blocks do not keep the drafter's context",
+        "class of vllm #47930",
+        "decode",
+        "as N8, in the drafter's layers",
+    ),
+    Trial(in_single("continuation"), "drafter-kv", STEPS, clean=SINGLE),
+)
+tells_drafter_apart("N9")
+
+
+@each_step("N9")
+def _n9(active: Active, runner: Any, scheduler_output: Any) -> None:
+    forget_answers(active, runner, scheduler_output, drafter=True)
+
+
+declare(
+    Mutant(
+        "N23",
+        "drafts are dropped without a word",
+        "speculation that is off although it was asked for",
+        "decode",
+        "Scheduler.update_draft_token_ids gets no drafts",
+    ),
+    # That nothing was drafted is UNKNOWN; that the steps account for less than the answer is not.
+    Trial(SINGLE, "sampler", ("response-invariants", "drafts-happened")),
+)
+
+
+@patch("N23", SCHEDULER, "Scheduler.update_draft_token_ids", ("self", "draft_token_ids"))
+def _n23(original: Any, active: Active, self: Any, draft_token_ids: Any) -> Any:
+    if active():
+        active.fired()
+        none: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
+        draft_token_ids = dataclasses.replace(draft_token_ids, draft_token_ids=none)
+    return original(self, draft_token_ids)
+
+
+declare(
+    Mutant(
+        "N31",
+        "P hands over the KV of drafts",
+        "vllm #55055",
+        "both",
+        "_prefill_backoff is 0: P hands over every token of a prompt, in whose last slots the later ones "
+        "of several modules have written unverified drafts",
+    ),
+    # Of a drafter of several modules. A known defect loses drafts in every answer of the pair, so that acceptance shows
+    # nothing: which tokens P hands over does.
+    Trial(
+        PAIR,
+        "drafter-kv",
+        ("transfer",),
+        clean=SINGLE,
+        method="mtp3",
+        long=True,
+        engines=OwnEngines(
+            "a drafter of several modules", like="cpu-mtp3", target=True, settings=("model_runner",), methods=True
+        ),
+    ),
+)
+
+
+@patch("N31", f"{NIXL}.base_scheduler", "NixlBaseConnectorScheduler._prefill_backoff", ("self",))
+def _n31(original: Any, active: Active, self: Any) -> Any:
+    kept = original(self)
+    if kept and active():
+        active.fired()
+        return 0
+    return kept

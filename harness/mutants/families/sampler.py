@@ -1,0 +1,185 @@
+"""Defects of sampling and verification: wrong drafts accepted, grammars and ends that are off."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+from harness.mutants.hooks import Active, patch
+from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_single
+from harness.mutants.targets import RUNNER, V2
+
+declare(
+    Mutant(
+        "M8",
+        "drafts shuffled before verification",
+        "",
+        "decode",
+        "GPUModelRunner.take_draft_token_ids returns each request's drafts in reverse order",
+    ),
+    Trial(SINGLE, "sampler", STEPS, beside=PAIR),
+)
+
+
+@patch("M8", RUNNER, "GPUModelRunner.take_draft_token_ids", ("self",), runner="V1")
+def _m8(original: Any, active: Active, self: Any) -> Any:
+    drafts = original(self)
+    if drafts is not None and active():
+        active.fired()
+        drafts.draft_token_ids = [list(ids)[::-1] for ids in drafts.draft_token_ids]
+    return drafts
+
+
+@patch("M8", f"{V2}.model_runner", "GPUModelRunner.sample_tokens", ("self", "grammar_output"), runner="V2")
+def _m8_on_device(original: Any, active: Active, self: Any, grammar_output: Any) -> Any:
+    """Reverse the drafts where V2 keeps them until the next step verifies them."""
+    step = self.execute_model_state
+    output = original(self, grammar_output)
+    if step is not None and self.speculator is not None and active():
+        active.fired()
+        rows, drafts = step.input_batch.idx_mapping, self.req_states.draft_tokens
+        drafts[rows] = drafts[rows].flip(1)
+    return output
+
+
+declare(
+    Mutant(
+        "M11",
+        "wrong drafts are accepted",
+        "",
+        "decode",
+        "the rejection sampler accepts one wrong draft in a hundred",
+    ),
+    Trial(SINGLE, "sampler", TOKENS, prompts="some"),
+)
+
+
+class _Wrong:
+    """Counts wrong drafts, so that one in a hundred, starting with the first, can be accepted."""
+
+    seen = 0
+
+    @classmethod
+    def take(cls) -> bool:
+        cls.seen += 1
+        return cls.seen % 100 == 1
+
+
+@patch(
+    "M11",
+    "vllm.v1.sample.rejection_sampler",
+    "RejectionSampler.forward",
+    ("self", "metadata", "draft_probs", "logits"),
+    runner="V1",
+)
+def _m11(
+    original: Any, active: Active, self: Any, metadata: Any, draft_probs: Any, logits: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if not active():
+        _Wrong.seen = 0
+        return original(self, metadata, draft_probs, logits, *args, **kwargs)
+    rows = metadata.target_logits_indices.tolist()
+    drafts = metadata.draft_token_ids.tolist()
+    first = 0
+    for count in metadata.num_draft_tokens:
+        span = range(first, first + count)
+        first += count
+        _accept_wrong(logits, [rows[i] for i in span], drafts[first - count : first], active)
+    return original(self, metadata, draft_probs, logits, *args, **kwargs)
+
+
+def _accept_wrong(logits: Any, rows: list[int], drafts: list[int], active: Active) -> None:
+    """Make the first wrong draft of a request right, if it is its turn: ``logits[rows]`` verify ``drafts``."""
+    right = logits[rows].argmax(dim=-1).tolist()
+    wrong = next((i for i, draft in enumerate(drafts) if draft != right[i]), None)
+    if wrong is not None and drafts[wrong] >= 0 and _Wrong.take():
+        active.fired()
+        row = logits[rows[wrong]]
+        row[drafts[wrong]] = row.max() + 20
+
+
+@patch(
+    "M11",
+    f"{V2}.spec_decode.rejection_sampler",
+    "RejectionSampler.__call__",
+    ("self", "logits", "input_batch"),
+    runner="V2",
+)
+def _m11_v2(original: Any, active: Active, self: Any, logits: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    if active():
+        tokens = input_batch.input_ids[input_batch.logits_indices].tolist()
+        ends = input_batch.cu_num_logits_np.tolist()
+        for first, end in itertools.pairwise(ends):
+            _accept_wrong(logits, list(range(first, end - 1)), tokens[first + 1 : end], active)
+    else:
+        _Wrong.seen = 0
+    return original(self, logits, input_batch, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N14",
+        "a grammar is applied to the wrong rows of a verify step",
+        "class of vllm #49694, #43388",
+        "both",
+        "the bitmasks of a request's drafts are each applied to the row after theirs",
+    ),
+    Trial(in_single("features"), "infrastructure", ("complete",), clean=SINGLE, unknown=True),
+)
+
+
+def _each_after_its_own(rows: Any, active: Active) -> Any:
+    """Return bitmasks each in the row after its own, with the mutant on and where there are several."""
+    if not active() or len(rows) < 2:
+        return rows
+    active.fired()
+    return rows[[-1, *range(len(rows) - 1)]]
+
+
+@patch(
+    "N14",
+    RUNNER,
+    "apply_grammar_bitmask",
+    ("scheduler_output", "grammar_output", "input_batch", "logits"),
+    runner="V1",
+)
+def _n14(original: Any, active: Active, scheduler_output: Any, grammar_output: Any, *args: Any, **kwargs: Any) -> Any:
+    if grammar_output.grammar_bitmask is not (rows := _each_after_its_own(grammar_output.grammar_bitmask, active)):
+        grammar_output = copy.copy(grammar_output)
+        grammar_output.grammar_bitmask = rows
+    return original(scheduler_output, grammar_output, *args, **kwargs)
+
+
+@patch(
+    "N14",
+    f"{V2}.structured_outputs",
+    "StructuredOutputsWorker.apply_grammar_bitmask",
+    ("self", "logits", "input_batch", "grammar_req_ids", "grammar_bitmask"),
+    runner="V2",
+)
+def _n14_v2(
+    original: Any, active: Active, self: Any, logits: Any, input_batch: Any, grammar_req_ids: Any, rows: Any
+) -> Any:
+    return original(self, logits, input_batch, grammar_req_ids, _each_after_its_own(rows, active))
+
+
+declare(
+    Mutant(
+        "N21",
+        "an answer after a hand-off says that its tokens ran out",
+        "a finish reason that is not the engine's own",
+        "decode",
+        "Request.get_finished_reason of a request with KV from P is length where it is stop",
+    ),
+    Trial(PAIR, "sampler", ("finish-reason",), clean=SINGLE, method="none"),
+)
+
+
+@patch("N21", "vllm.v1.request", "Request.get_finished_reason", ("self",))
+def _n21(original: Any, active: Active, self: Any) -> Any:
+    reason = original(self)
+    if active() and self.kv_transfer_params and reason is not None and reason.name == "STOP":
+        active.fired()
+        return type(reason).LENGTH
+    return reason
