@@ -342,6 +342,7 @@ declare(
     # The pair is right, and compared with the single engine all the same.
     Trial(SINGLE, "target-kv", TOKENS, beside=PAIR, needs_drafts=True),
 )
+tells_drafter_apart("N18")
 
 
 _PREFILLED: dict[str, int] = {}

@@ -6,7 +6,15 @@ from typing import Any
 
 from harness.mutants.hooks import Active, patch
 from harness.mutants.model import SINGLE, TOKENS, Mutant, Trial, declare, in_single
-from harness.mutants.targets import DRAFT_LAYERS, FREE_BLOCKS, MANAGER, each_step, kv_of, layers_by_group
+from harness.mutants.targets import (
+    DRAFT_LAYERS,
+    FREE_BLOCKS,
+    MANAGER,
+    each_step,
+    kv_of,
+    layers_by_group,
+    tells_drafter_apart,
+)
 
 declare(
     Mutant(
@@ -53,6 +61,7 @@ declare(
     ),
     Trial(in_single("abandoned"), "target-kv", TOKENS, beside=SINGLE),
 )
+tells_drafter_apart("N15")
 
 
 _FREED: set[int] = set()
