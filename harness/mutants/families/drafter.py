@@ -113,9 +113,27 @@ declare(
     ),
     Trial(PAIR, "drafter-kv", STEPS, clean=SINGLE, engines=OwnEngines("staging buffers on P")),
 )
+tells_drafter_apart("M4g")
 
 
 _MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
+_WORKERS: list[Any] = []
+"""The connector's workers in this process whose drafter may still have KV of the time before the mutant was on."""
+_EMPTIED: list[Any] = []
+
+
+def _empty_drafter() -> None:
+    """Empty the drafter's KV once: what an early save finds there must not be that of the same prompt, asked before."""
+    while _WORKERS:
+        worker = _WORKERS.pop()
+        for layer in DRAFT_LAYERS & set(worker.device_kv_caches):
+            worker.device_kv_caches[layer].zero_()
+        _EMPTIED.append(worker)
+
+
+def _off() -> None:
+    _WORKERS.extend(_EMPTIED)
+    _EMPTIED.clear()
 
 
 @patch(
@@ -127,11 +145,13 @@ _MIXIN = "vllm.v1.worker.kv_connector_model_runner_mixin"
 )
 def _m4g_never_defers(original: Any, active: Active, scheduler_output: Any, defer_finalize: bool = False) -> Any:
     if not active():
+        _off()
         return original(scheduler_output, defer_finalize)
     mixin: Any = importlib.import_module(_MIXIN)
     if not mixin.has_kv_transfer_group():
         return nullcontext()
     active.fired()
+    _empty_drafter()
     return mixin.KVConnectorModelRunnerMixin._get_kv_connector_output(scheduler_output, defer_finalize=False)
 
 
@@ -146,8 +166,11 @@ def _m4g_saves_early(original: Any, active: Active, self: Any) -> None:
     original(self)
     connector = self.kv_connector
     vars(connector).pop("wait_for_save", None)
-    if active() and not self._disabled:
+    if not active():
+        _off()
+    elif not self._disabled:
         active.fired()
+        _empty_drafter()
         connector.wait_for_save()
         # Not again once the drafter has run.
         connector.wait_for_save = lambda: None
@@ -163,6 +186,7 @@ def _on_cpu() -> bool:
 def _m4g_staging_worker(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> None:
     """Give the connector on CPU, which sends from the KV cache itself, the staging buffers that CUDA engines have."""
     original(self, *args, **kwargs)
+    _WORKERS.append(self)
     if _on_cpu():
         self.use_host_buffer, self.copy_blocks = True, _copy_blocks
 
