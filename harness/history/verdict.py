@@ -15,8 +15,8 @@ class Verdict(StrEnum):
     KNOWN = "KNOWN"
     """All findings are known defects (expected failures of ``known-defects.yaml``)."""
     IMPROVED = "IMPROVED"
-    SUSPECT = "SUSPECT"
     UNKNOWN = "UNKNOWN"
+    SUSPECT = "SUSPECT"
     DRIFT = "DRIFT"
     REGRESSION = "REGRESSION"
 
@@ -45,7 +45,8 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """The place in the order from harmless to worst: a proven regression outweighs missing evidence elsewhere."""
+        """The place in the order from harmless to worst: whatever was found outweighs missing evidence elsewhere,
+        but for an improvement."""
         return _SEVERITY.index(self)
 
 

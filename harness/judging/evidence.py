@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -20,6 +20,10 @@ from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
 from harness.util.strict import describe_validation_error
 
+T = TypeVar("T")
+_KEPT = 24
+"""How many things that were found are kept."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellView(RecordedCell):
@@ -28,6 +32,19 @@ class CellView(RecordedCell):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
+    found: dict[tuple[str, str, str], Any] = field(default_factory=dict, repr=False, compare=False)
+    """What several checks need of a run's cells and takes long to find, by what it is, cell and scenario. All views of
+    one judgement share it."""
+
+    def shared(self, what: str, find: Callable[[], T]) -> T:
+        """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
+        memory."""
+        key = (what, self.id, self.scenario)
+        if key not in self.found:
+            while len(self.found) >= _KEPT:
+                del self.found[next(iter(self.found))]
+            self.found[key] = find()
+        return cast(T, self.found[key])
 
     def baseline_or_reason(self, lineup: str) -> Baseline | str:
         """Return the baseline of a lineup, or why there is none."""
@@ -45,6 +62,11 @@ class CellView(RecordedCell):
     def wrong_output(self) -> DamageClass:
         """The default damage class of a wrong output: a cold prompt on a single engine reads no KV but its own."""
         return "sampler" if self.cold and not self.handed_off else "target-kv"
+
+    @property
+    def wrong_drafts(self) -> DamageClass:
+        """The same for drafts that are accepted too rarely."""
+        return "sampler" if self.cold and not self.handed_off else "drafter-kv"
 
     def finding(
         self,
@@ -94,9 +116,13 @@ class Evidence(NamedTuple):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
+    found: dict[tuple[str, str, str], Any]
+    """What its views share (``CellView.found``)."""
 
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
-        return CellView(self.history, record, scenario, baselines=self.baselines, judging=self.judging)
+        return CellView(
+            self.history, record, scenario, baselines=self.baselines, judging=self.judging, found=self.found
+        )
 
     def views(self) -> Iterator[CellView]:
         """Yield one view per cell and scenario that the run was asked to observe, a cell's cold view first."""

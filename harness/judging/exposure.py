@@ -17,7 +17,7 @@ from harness.profiles.cells import CellName
 from harness.stats.quiet import excluded_above
 from harness.util.text import counted
 
-TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored", "disliked-tokens")
+TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored", "logprob-trace")
 """Checks that read the tokens of each answer and fail for a single wrong one."""
 
 

@@ -220,6 +220,28 @@ class WrongWhenRescored(Strict):
     scored_tokens: int
 
 
+class TraceMoved(Strict):
+    """Log-probs of an answer that moved further than rounding moves them, over the window where they did most."""
+
+    position: int
+    """First output token of the window."""
+    tokens: int
+    mean_nats: float
+    limit_nats: float
+    usual_nats: float
+    """By how much rounding moves a token of this text."""
+
+
+class DraftsBeside(Strict):
+    """Steps of a request that accepted their first draft, beside those of another answer to the same prompt."""
+
+    accepted: int
+    steps: int
+    expected_accepted: int
+    expected_steps: int
+    p: float
+
+
 class CacheHit(Strict):
     """Blocks that an engine took from its prefix cache."""
 
@@ -285,6 +307,8 @@ FindingEvidence = (
     | StepsDifference
     | MeanDifference
     | WrongWhenRescored
+    | TraceMoved
+    | DraftsBeside
     | CacheHit
     | Counted
     | RouterCounted

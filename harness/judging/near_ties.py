@@ -28,7 +28,8 @@ def near_tie_nats(cell: CellView, o: Observation | None = None, recorded: bool =
     against each other must be judged alike.
     """
     if cell.judging.tier != "bitwise":
-        return max(cell.judging.near_tie_assumed(cell.settings.dtype), noise_floor(_plain_again(cell)))
+        floor = cell.shared("noise floor", lambda: noise_floor(_plain_again(cell)))
+        return max(cell.judging.near_tie_assumed(cell.settings.dtype), floor)
     given = cell.judging.near_tie_nats
     if given is not None:
         return given
@@ -44,9 +45,12 @@ def rounding_nats(cell: CellView) -> float:
     It is ``judging.rounding_nats``, or the ``NOISE_QUANTILE`` of the gaps at which equal runs of the plain engine
     parted, without the limit of near ties, if that is larger.
     """
+    return max(cell.judging.rounding_nats, cell.shared("partings", lambda: _parting_gap(cell)))
+
+
+def _parting_gap(cell: CellView) -> float:
     gaps = [a.gap for a in _plain_again(cell) if a.divergence is not None and a.gap is not None]
-    floor = cell.judging.rounding_nats
-    return max(floor, float(np.quantile(gaps, NOISE_QUANTILE))) if gaps else floor
+    return float(np.quantile(gaps, NOISE_QUANTILE)) if gaps else 0.0
 
 
 def parting(

@@ -183,8 +183,9 @@ class Judging(Strict):
     """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). None: a
     multiple of the largest that rounding was measured to make (``harness.judging.rounding``)."""
     rounding_nats: float = Field(default=3.0, gt=0)
-    """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier):
-    one answer beyond it is a finding by itself. The gaps at which equal runs part (A/A) count if they are larger."""
+    """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier),
+    where its own answers do not show it: P's token, and all tokens of a run with too few near ties. For P's token the
+    gaps at which equal runs part (A/A) count if they are larger."""
     family_alpha: float = Field(default=1e-3, gt=0, le=0.1)
     """Chance that a whole run of unchanged engines fails, over all registered tests and both stages."""
     stages: Literal[1, 2] = 2
@@ -236,6 +237,11 @@ class Judging(Strict):
         """Family level of the tests of single cells in one stage: a false alarm has to pass all stages, on independent
         prompts. They share one half of ``family_alpha``."""
         return stage_alpha(self.family_alpha / 2, self.stages)
+
+    @property
+    def single_alpha(self) -> float:
+        """Chance that each of the two gates of single answers finds one SUSPECT in a run of unchanged engines."""
+        return self.family_alpha / 2
 
     @property
     def pooled_alpha(self) -> float:

@@ -134,6 +134,8 @@ def rescoring(
 ) -> Observation:
     """What the plain engine says of an answer: by how many nats it dislikes each token; by default by none."""
     read = (*sent, *output)
+    nothing = (0.0,) * len(output)
+    scored = {"rescored": nothing if gaps is None else tuple(gaps), "rescored_logprobs": nothing}
     made = Observation(
         cell="single-none",
         prompt_id=prompt_id,
@@ -143,7 +145,7 @@ def rescoring(
         sequence=0,
         sent_ids=read,
         engine_roles=("single",),
-        legs=(leg("single", read, (1,), rescored=tuple((0.0,) * len(output) if gaps is None else gaps)),),
+        legs=(leg("single", read, (1,), **scored),),
         started_at=0.0,
     )
     return made.model_copy(update=changes)
@@ -382,7 +384,7 @@ def view(
 ) -> CellView:
     record = the_history.cell(cell)
     assert record is not None
-    return Evidence(the_history, baselines or {}, Judging()).view(record, scenario)
+    return Evidence(the_history, baselines or {}, Judging(), {}).view(record, scenario)
 
 
 def finding(cell: str = "pd-eagle3", prompt_id: str | None = "p32", **changes: object) -> Finding:

@@ -114,7 +114,7 @@ class Nights:
         for work in self._works:
             steps = recorded.get(work.cell.name.lineup, {})
             observations += _with_shared(self._answers(work, rng, defects or (RIGHT,), steps, wrong))
-        observations += _scores(observations, wrong)
+        observations += _scores(observations, wrong, self._noise.nats)
         cells = [w.cell.id for w in self._works]
         engines = tuple(
             e.model_copy(update={"step_tokens": _step(self._prepared)}) for c in cells for e in engines_of(c)
@@ -204,7 +204,7 @@ class Nights:
         for number, template in enumerate(templates):
             tokens = said[number]
             if template.max_tokens == SHORT:
-                out.append(_short(template, tokens, k))
+                out.append(_short(template, tokens, rounded[number], k))
                 continue
             if damaged[number]:
                 tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
@@ -222,9 +222,10 @@ class Nights:
         return out
 
 
-def _short(template: Observation, tokens: Tokens, k: int) -> Observation:
+def _short(template: Observation, tokens: Tokens, likely: Sequence[float], k: int) -> Observation:
     """Return the answer to a request that only fills a cache."""
-    final = template.legs[-1].model_copy(update={"output_ids": tokens[:SHORT]})
+    said = {"output_ids": tokens[:SHORT], "chosen_logprobs": tuple(likely[:SHORT])}
+    final = template.legs[-1].model_copy(update=said)
     if k and final.role != "prefill":
         final = final.model_copy(update={"speculation": speculation((0,), k)})
     return template.model_copy(update={"legs": (*template.legs[:-1], final)})
@@ -309,10 +310,10 @@ def _text(rng: np.random.Generator) -> _Text:
 
 
 @lru_cache
-def _logprobs(sd: float, less: float) -> list[tuple[float, ...]]:
+def _logprobs(sd: float, less: float, seed: int = 1) -> list[tuple[float, ...]]:
     """Return ways in which rounding moves the log-probs of an output; most of its tokens are nearly certain."""
-    rng = np.random.default_rng(1)
-    usual = -rng.exponential(0.3, OUTPUTS)
+    usual = -np.random.default_rng(1).exponential(0.3, OUTPUTS)
+    rng = np.random.default_rng((seed, 1))
     moved = np.minimum(usual - less + rng.normal(0, sd, (_ROUNDINGS, OUTPUTS)), 0.0)
     return [tuple(row.tolist()) for row in moved]
 
@@ -391,15 +392,16 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
 _KEYS: dict[Tokens, str] = {}
 
 
-def _scores(observations: Sequence[Observation], wrong: set[Tokens]) -> list[Observation]:
-    """Return how the plain engine of each variant scores every distinct output."""
+def _scores(observations: Sequence[Observation], wrong: set[Tokens], sd: float) -> list[Observation]:
+    """Return how the plain engine of each variant scores every distinct output, rounded by ``sd`` nats."""
     seen: defaultdict[str, dict[tuple[str, Tokens], Observation]] = defaultdict(dict)
     for o in observations:
         if o.final is None:
             continue
         assert o.final.output_ids is not None
         seen[CellName.of(o.cell).reference].setdefault((o.prompt_id, o.final.output_ids), o)
-    out = []
+    out: list[Observation] = []
+    likely = [_logprobs(sd, less, seed=2) for less in (0.0, GARBAGE_NATS)]
     answered = leg("single", (0,), (0,))
     for cell, outputs in seen.items():
         for (prompt_id, tokens), o in outputs.items():
@@ -407,7 +409,12 @@ def _scores(observations: Sequence[Observation], wrong: set[Tokens]) -> list[Obs
                 _KEYS[tokens] = output_key(tokens)
             read = (*o.sent_ids, *tokens)
             gaps = (GARBAGE_NATS if tokens in wrong else 0.0,) * len(tokens)
-            update = {"rescored": gaps, "echoed_ids": read, "usage_prompt_tokens": len(read)}
+            update = {
+                "rescored": gaps,
+                "rescored_logprobs": likely[tokens in wrong][len(out) % _ROUNDINGS][: len(tokens)],
+                "echoed_ids": read,
+                "usage_prompt_tokens": len(read),
+            }
             answer = answered.model_copy(update=update)
             scored = o.model_copy(
                 update={

@@ -12,7 +12,7 @@ together is in ``harness.judging.checks.pooled``.
   tie, against A/A; in a scenario against the same cell's cold answers;
 * ``rescored``: outputs with a token that the plain engine would not have produced, against its own; in a scenario
   against the same cell's cold ones;
-* ``logprobs-single``: how probable P/D finds the tokens that it says, against the single engine of the same run.
+* ``logprobs-single``: how probable P/D finds the tokens that it says, against the plain engine that reads them.
 
 The unit is the text that a prompt was made of: padded copies of one text may have the same luck.
 """
@@ -27,15 +27,14 @@ import numpy as np
 
 from harness.baselines.model import BaselineRow
 from harness.history.acceptance import RequestCounts
-from harness.history.records import COLD
-from harness.history.token_ids import common_prefix, parted_at
+from harness.history.records import COLD, Leg
+from harness.history.token_ids import parted_at
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
 from harness.judging.checks.rescored import scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
 from harness.observed import acceptance
-from harness.observed.cell import Answer
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import holm
@@ -84,7 +83,7 @@ def tests_of(cell: CellName, has_single: bool, rescores: bool, cold: bool = True
     out: list[TestName] = ["survival"]
     if rescores and (cell.id != cell.reference or not cold):
         out.append("rescored")
-    if cell.topology == "pd" and has_single:
+    if cell.topology == "pd" and rescores:
         out.append("logprobs-single")
     if cell.method != "none":
         out.append("acceptance-baseline" if cold else "acceptance-cold")
@@ -432,42 +431,38 @@ def wrong_when_rescored(view: CellView) -> dict[str, bool]:
     """Return, by observation key, whether a re-scored output has a token beyond a near tie."""
     bound = near_tie_nats(view)
     scored = {s.observation.key: s.gaps for s in scores(view)}
-    return {key: any(gap > bound for gap in gaps) for key, gaps in scored.items() if gaps is not None}
+    return {key: max(gaps, default=0.0) > bound for key, gaps in scored.items() if gaps is not None}
 
 
 def _logprobs(view: CellView, alpha: float) -> _Raw:
-    """Test whether P/D finds the tokens before the first difference of two outputs as probable as the single engine.
+    """Test whether P/D finds the tokens that it says as probable as the plain engine that reads them afresh.
 
     The mean of the probabilities is compared, not that of their logarithms, which one unlikely token can outweigh.
     Rounding moves it either way, so that the sides can be exchanged text by text, also where P/D rounds differently;
-    what is left of a bias is of second order and far below the practical floor.
+    what is left of a bias, since an engine says what its own rounding favours, is far below the practical floor.
     """
-    single = view.sibling("single")
-    theirs = single.answers() if single is not None else {}
-    ours = view.answers()
-    both = {k: _same_tokens(theirs[k], ours[k]) for k in sorted(full_answers(view, ours)) if k in theirs}
-    missing = sum(pair is None for pair in both.values())
+    moved = {s.observation.key: s.moved for s in scores(view)}
+    said = view.answers()
+    keys = sorted(full_answers(view, moved))
+    missing = [k for k in keys if moved[k] is None]
     if missing:
         problem = (
-            f"expected log-probs in all answers of {view.id} and {view.name.single}, found {missing} prompts without"
+            f"expected log-probs in all answers of {view.id}, and of {view.name.reference} that reads them, found "
+            f"{len(missing)} prompts without"
         )
         return _Raw(None, problem=problem)
-    compared = {key: pair for key, pair in both.items() if pair is not None and pair.size}
-    sums = np.array([pair.sum(axis=1) for pair in compared.values()]).reshape(len(compared), 2)
-    tokens = np.array([[float(pair.shape[1])] for pair in compared.values()]).reshape(len(compared), 1)
+    pairs = {k: _probabilities(said[k].leg, m) for k in keys if (m := moved[k]) is not None and len(m)}
+    sums = np.array([pair.sum(axis=1) for pair in pairs.values()]).reshape(len(pairs), 2)
+    tokens = np.array([[float(pair.shape[1])] for pair in pairs.values()]).reshape(len(pairs), 1)
     arms = make_arms(["all@probability"], (sums[:, :1], tokens), (sums[:, 1:], tokens))
-    raw = _test(view, arms, list(compared), "output tokens with log-probs", alpha)
-    note = f"{int(tokens.sum())} tokens before the first difference of two outputs"
-    return raw if raw.problem else raw._replace(note=note)
+    raw = _test(view, arms, list(pairs), "output tokens with log-probs", alpha)
+    return raw if raw.problem else raw._replace(note=f"{int(tokens.sum())} output tokens")
 
 
-def _same_tokens(first: Answer, second: Answer) -> Matrix | None:
-    """Return the probabilities [2, tokens] of the output tokens before the first difference; None without log-probs."""
-    one, other = first.leg.chosen_logprobs, second.leg.chosen_logprobs
-    if one is None or other is None:
-        return None
-    length = min(common_prefix(first.output, second.output), len(one), len(other))
-    return np.exp([one[:length], other[:length]])
+def _probabilities(said: Leg, moved: Matrix) -> Matrix:
+    """Return the probabilities [2, tokens] of output tokens, as they are read and as they were said."""
+    ours = np.array(said.chosen_logprobs or ())[: len(moved)]
+    return np.exp([ours - moved, ours])
 
 
 def _yes_or_no(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from harness.judging.checks.traces import Rounding
 from harness.judging.detection import Detectable, Sample
 from harness.profiles.model import Judging
 from harness.stats.paired import Difference
@@ -94,10 +95,15 @@ class Pooled(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The results of all registered tests of a run. Empty in the bitwise tier."""
+    """The results of all registered tests of a run, and what its single answers are judged by; empty in the bitwise
+    tier."""
 
     first: Mapping[RegisteredTest, Tested] = {}
     second: Mapping[RegisteredTest, Tested] | None = None
     """Results of the second stage, for the tests that failed the first; None without a second stage."""
     pooled: Mapping[str, Pooled] = {}
     """By scenario; cold, there is none if no P/D cell has its single engine in the run."""
+    roundings: Mapping[str, Rounding | str] = {}
+    """How log-probs are rounded, by the id of the plain engine, or why that cannot be told."""
+    requests: int = 0
+    """Requests of the run that drafted, which share the level of their gate."""

@@ -15,10 +15,12 @@ from harness.judging.checks import (
     logprobs,
     pools,
     preconditions,
+    request_acceptance,
     rescored,
     responses,
     settings,
     tokens,
+    traces,
     transfer,
 )
 from harness.judging.checks.aggregation import listed, most_listed
@@ -27,6 +29,7 @@ from harness.judging.checks.hypothesis_tests import registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
+from harness.judging.checks.traces import roundings
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import CellView, Evidence, judging_of
@@ -79,10 +82,11 @@ CHECKS: tuple[Check, ...] = (
 NORMAL_CHECKS: tuple[Check, ...] = (
     *_COMMON,
     Check(settings.REPEATS, settings.needs_repeats, settings.engines_repeat),
-    Check(rescored.DISLIKED, rescored.applies, rescored.disliked_tokens),
     _DRAFTS,
 )
-"""The checks of the normal tier, whose other gates are the registered tests (``TEST_NAMES``)."""
+"""The checks of the normal tier, whose other gates are ``GATES`` and the registered tests (``TEST_NAMES``)."""
+GATES = (traces.NAME, request_acceptance.NAME)
+"""Gates of the normal tier for each answer by itself, at levels that the answers of the whole run share."""
 TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 
 
@@ -91,7 +95,7 @@ def check_names(tier: Tier) -> tuple[str, ...]:
     if tier != "normal":
         # Those that auto comes to as a rule; which tier it is, only a run can tell.
         return tuple(c.name for c in CHECKS)
-    return (*(c.name for c in NORMAL_CHECKS), *TEST_NAMES)
+    return (*(c.name for c in NORMAL_CHECKS), *GATES, *TEST_NAMES)
 
 
 def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
@@ -104,6 +108,8 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
         with _crash_is_unknown(cell, check.name, "the check itself failed", results):
             if check.applies(cell):
                 results.append(check.judge(cell))
+    if cell.judging.tier == "normal":
+        results += _gates(cell, tests)
     for name in TEST_NAMES:
         tested = tests.first.get(RegisteredTest(cell.id, cell.scenario, name))
         if tested is not None:
@@ -126,6 +132,18 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
         diagnosis=diagnosis,
         results=tuple(explained(results, diagnosis)),
     )
+
+
+def _gates(cell: CellView, tests: Results) -> list[CheckResult]:
+    """Judge each answer of a cell by itself."""
+    results: list[CheckResult] = []
+    with _crash_is_unknown(cell, traces.NAME, "the check itself failed", results):
+        if rescored.applies(cell):
+            results.append(traces.judge_traces(cell, tests.roundings.get(cell.name.reference)))
+    with _crash_is_unknown(cell, request_acceptance.NAME, "the check itself failed", results):
+        if request_acceptance.applies(cell):
+            results.append(request_acceptance.judge_requests(cell, tests.requests))
+    return results
 
 
 @contextmanager
@@ -154,8 +172,9 @@ def run_registered_tests(
     first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
     again = None
     if second is not None:
-        again = run_tests(list(evidence._replace(history=second).views()), judging, tripped(mine, first))
-    return Results(first, again, pooled(views, judging) if cells is None else {})
+        again = run_tests(list(evidence._replace(history=second, found={}).views()), judging, tripped(mine, first))
+    drafting = sum(len(v.answered()) for v in views if v.speculative)
+    return Results(first, again, pooled(views, judging) if cells is None else {}, roundings(views, judging), drafting)
 
 
 def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
@@ -167,7 +186,7 @@ def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[Reg
 
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
     """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
-    return Evidence(history, baselines, resolved(judging_of(history), history, baselines))
+    return Evidence(history, baselines, resolved(judging_of(history), history, baselines), {})
 
 
 def judge_cells(

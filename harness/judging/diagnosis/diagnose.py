@@ -217,8 +217,6 @@ def _words(
     if chosen.location is not None:
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
-    elif damage == "nothing-tested" and cell.judging.tier == "normal":
-        parts += [words for words in (without_drafts(cell), " ".join(chosen.message.split())[:240]) if words]
     elif not cell.cold or damage in (
         "routing",
         "blocks-kept",
@@ -253,30 +251,3 @@ def comes_and_goes(compared: Sequence[Observation], findings: Sequence[Finding])
     if both:
         return f"intermittent: {both[0]} fails once and passes once with the same tokens; {rate}"
     return f"intermittent if these prompts pass when they are sent again ({rate})"
-
-
-_LONG_ENOUGH = 8
-"""An answer of fewer steps may accept no draft by chance."""
-_FEW = 0.1
-"""When more answers than this accept no draft, the drafts are at fault and not single answers."""
-_NAMED = 4
-
-
-def without_drafts(cell: CellView) -> str:
-    """Return a sentence that names the answers none of whose drafts was accepted; empty when there are none.
-
-    Where a test lacks the power to tell, a few such answers are often why: they widen every interval.
-    """
-    answered = cell.answered()
-    drafted = cell.steps()
-    lost = [
-        answered[key].prompt_id
-        for key, steps in drafted.items()
-        if len(steps.accepted) >= _LONG_ENOUGH and not any(steps.accepted)
-    ]
-    if not lost or len(lost) > _FEW * len(drafted):
-        return ""
-    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-    return (
-        f"none of the drafts was accepted in {len(lost)} of {len(answered)} answers: {', '.join(lost[:_NAMED])}{more}"
-    )

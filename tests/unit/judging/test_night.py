@@ -28,6 +28,7 @@ from tests.support.normal_tier import (
     noisy,
     outputs,
     recorded,
+    scored,
     worse,
 )
 
@@ -163,11 +164,11 @@ def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
 
     hypothesis_tests_holm = hypothesis_tests.holm
     monkeypatch.setattr(hypothesis_tests, "holm", spy)
-    judge(night(stages=1), baselines())
+    judge(scored(night(stages=1)), baselines())
     ((p_values, registered),) = calls
-    assert registered == len(p_values) == 8
+    assert registered == len(p_values) == 10
     adjusted = hypothesis_tests_holm({**p_values, next(iter(p_values)): 0.5e-3}, registered)
-    assert min(adjusted.values()) == pytest.approx(4e-3)
+    assert min(adjusted.values()) == pytest.approx(5e-3)
 
 
 def test_second_stage_that_could_not_see_it_confirms_nothing():
@@ -349,7 +350,7 @@ def test_padding_is_known_without_a_surplus_only_where_the_answer_fills_the_cont
 
 
 def test_registered_number_does_not_depend_on_results():
-    evidence = Evidence(night(stages=1), baselines(), Judging.model_validate(JUDGING))
+    evidence = Evidence(night(stages=1), baselines(), Judging.model_validate(JUDGING), {})
     some = run_tests(list(evidence.views()), evidence.judging)
     none = run_tests(list(evidence._replace(baselines={}).views()), evidence.judging)
     assert set(some) == set(none)

@@ -216,7 +216,7 @@ def test_outputs_are_to_be_rescored_where_the_variant_has_a_plain_engine():
     alone = with_run(both, cells=made.run.cells[:1])
 
     def asked(made: History) -> bool:
-        [view] = [v for v in Evidence(made, {}, Judging()).views() if v.id == "pd-none"]
+        [view] = [v for v in Evidence(made, {}, Judging(), {}).views() if v.id == "pd-none"]
         return applies(view)
 
     assert asked(both)

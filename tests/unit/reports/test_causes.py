@@ -7,7 +7,6 @@ import pytest
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.diagnose import without_drafts
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
@@ -25,8 +24,6 @@ from tests.support.builders import (
     lookups,
     observation,
     rescoring,
-    steps_for,
-    view,
     with_answers,
     with_cells,
     with_profile,
@@ -130,31 +127,18 @@ def score(o, nats: float):
     return rescoring(o.prompt_id, o.sent_ids, output, [nats, *(0.0 for _ in output[1:])])
 
 
-def test_unknown_names_the_answers_that_are_garbage():
-    """No test of three prompts can tell, but the gate per request does, and says which answer it is."""
+def test_an_answer_that_is_garbage_is_named_and_outweighs_missing_evidence():
+    """No test of three prompts can tell, but the gate of single answers does, and says which one it is."""
     made = night(lengths=[40, 41, 42])
     scores = [score(o, 15.0 if o.prompt_id == "p41" else 0.0) for o in made.observations if o.cell == "pd-eagle3"]
     made = with_run(with_answers(made, (*made.observations, *scores)), rescore=True)
     summary = summarise_run(made, judge(made, baselines([40, 41, 42])))
     sent = len(made.observations) - len(scores)
     assert asked_in_words(made) == f"{sent} requests and {len(scores)} re-scorings"
-    assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.UNKNOWN
+    assert summary.judgement.by_cell()["pd-eagle3"] is Verdict.SUSPECT
     named = "expected no output token of p41 that single-none dislikes by more than 3 nats"
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert named in " ".join(text.split())
-
-
-def test_answers_that_lost_all_their_drafts_are_named_unless_most_did():
-    def lost(*which: int):
-        lengths = range(32, 72)
-        answers = [
-            observation("single-eagle3", n, accepted=(0,) * 20 if n in which else steps_for(100)) for n in lengths
-        ]
-        return without_drafts(view(history(answers), "single-eagle3"))
-
-    assert lost(40, 41) == ("none of the drafts was accepted in 2 of 40 answers: p40, p41")
-    assert lost() == ""
-    assert lost(*range(32, 60)) == ""
 
 
 # --- what a pass claims -----------------------------------------------------------------------------------------------

@@ -1,0 +1,235 @@
+"""``logprob-trace``, the gate of the normal tier for each answer by itself: what the engine thought of its own tokens,
+against what the plain engine thinks of them when it reads them afresh.
+
+Registered tests count answers, so a few that are wrong are chance to them. Wrong KV moves the log-probs of all tokens
+behind it; rounding moves each by itself, and by how much, the plain engine's own answers of the same run show: decoded
+one by one, and read afresh (``harness.stats.trace``). A token that the plain engine dislikes more than rounding can
+make, by the same answers, is found too: a fault of sampling leaves log-probs as they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.history.folder import History
+from harness.history.records import RESCORE, Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks.rescored import applies, scores
+from harness.judging.decision import Facts, decide
+from harness.judging.evidence import CellView
+from harness.judging.figures import TraceMoved, WrongWhenRescored
+from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.near_ties import near_tie_nats
+from harness.profiles.model import Judging
+from harness.stats.paired import Matrix
+from harness.stats.trace import (
+    CAP,
+    LEAST_TOKENS,
+    WINDOWS,
+    Null,
+    in_units,
+    overall,
+    tail_limit,
+    usual_size,
+    window_means,
+)
+
+NAME = "logprob-trace"
+_APART = 3.0
+"""How many times as much or as little as usual rounding may move the tokens of one text."""
+_FEW = 20
+"""Answers of a kind of cell below which they do not show how it rounds."""
+
+
+class Rounding(NamedTuple):
+    """What rounding does to log-probs in this run, by the plain engine's own answers."""
+
+    tokens: int
+    """Tokens of these answers."""
+    usual_nats: float
+    """By how much it moves a token, over all texts."""
+    by_prompt: Mapping[str, float]
+    """The same in the answer to each prompt, in nats."""
+    limits: Mapping[int, float]
+    """By window: the mean that no right answer has, in units of what is usual for its text. Empty with too few
+    tokens."""
+    gap_nats: float
+    """By how much the plain engine may dislike a token that rounding alone has chosen."""
+    coarser: Mapping[tuple[str, str], float]
+    """By topology and method: how many times as much log-probs move in most of the answers, at least 1. P/D may round
+    otherwise than a single engine and be right; the tests of all answers say whether it is."""
+
+    def size_of(self, cell: CellView, prompt_id: str) -> float:
+        """Return by how many nats rounding moves a token in a cell's answer to a prompt."""
+        return self.times(cell) * self.by_prompt.get(prompt_id, self.usual_nats)
+
+    def times(self, cell: CellView) -> float:
+        """Return how many times as much as the plain engine's the log-probs of a cell are rounded."""
+        return self.coarser.get((cell.topology, cell.method), 1.0)
+
+
+def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, Rounding | str]:
+    """Return how log-probs are rounded in a run, by the id of the plain engine, one for each variant of the profile; in
+    its place, why that cannot be told of a damaged record."""
+    cold = [v for v in views if v.cold and applies(v)]
+    found: dict[str, Rounding | str] = {}
+    for plain in (v for v in cold if v.is_plain):
+        try:
+            found[plain.id] = _rounding(plain, [c for c in cold if c.name.reference == plain.id], judging)
+        except Exception as error:
+            # As for any check, a crash must not hide the others.
+            found[plain.id] = f"the check itself failed: {type(error).__name__}: {error}"
+    return found
+
+
+def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> Rounding:
+    right = {s.observation.prompt_id: s.moved for s in scores(plain) if s.moved is not None}
+    moved = list(right.values())
+    usual = overall(moved)
+    # A wrong answer of the plain engine itself must not pass for a text that is rounded coarsely, nor one that happens
+    # to be read as it was said for a text that is not rounded.
+    sizes = {p: min(max(usual_size(m, usual), usual / _APART), usual * _APART) for p, m in right.items()}
+    # The windows and the gap share the level.
+    alpha = judging.single_alpha / (len(WINDOWS) + 1)
+    read = _tokens(plain.history)
+    null = Null.of(moved)
+    found = {size: null.limit(size, alpha / max(1, 4 * read // size)) for size in WINDOWS}
+    largest = sorted(max(s.gaps) for s in scores(plain) if s.gaps)
+    return Rounding(
+        tokens=sum(map(len, moved)),
+        usual_nats=usual,
+        by_prompt=sizes,
+        limits={size: limit for size, limit in found.items() if limit is not None},
+        gap_nats=max(
+            _flipped(moved, alpha / max(1, read)) or judging.rounding_nats,
+            # Engines that round nothing may still part at a near tie.
+            near_tie_nats(plain),
+            # In two texts: one wrong answer of the plain engine itself must not excuse others.
+            *largest[-2:-1],
+        ),
+        coarser=_coarser(cells, sizes, usual),
+    )
+
+
+def _flipped(moved: Sequence[Matrix], rate: float) -> float | None:
+    """Return by how much the plain engine may dislike a token that rounding alone has chosen.
+
+    Such a token was ahead by less than rounding moves the distance of two tokens, each of which moves like any other.
+    None with too few differences.
+    """
+    single = tail_limit(np.abs(np.concatenate([np.zeros(0), *moved])), rate)
+    return None if single is None else 2 * single
+
+
+def _tokens(history: History) -> int:
+    """Return how many output tokens the answers of a run have, which share the level."""
+    said = (o.final for o in history.observations if o.scenario != RESCORE)
+    return sum(len(leg.output_ids or ()) for leg in said if leg is not None)
+
+
+def _coarser(cells: Iterable[CellView], sizes: Mapping[str, float], usual: float) -> dict[tuple[str, str], float]:
+    times: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        for s in scores(cell):
+            if s.moved is not None and len(s.moved):
+                size = sizes.get(s.observation.prompt_id, usual)
+                times.setdefault((cell.topology, cell.method), []).append(float(np.abs(s.moved).mean()) / size)
+    return {kind: max(1.0, statistics.median(t)) for kind, t in times.items() if len(t) >= _FEW}
+
+
+def judge_traces(cell: CellView, rounding: Rounding | str | None) -> CheckResult:
+    """Check the log-probs of each answer of a cell by themselves: one that rounding cannot have moved is SUSPECT."""
+    if isinstance(rounding, str):
+        return conclude(NAME, cell.id, 0, [], note=rounding)
+    known = rounding or Rounding(0, 0.0, {}, {}, cell.judging.rounding_nats, {})
+    findings: list[Finding] = []
+    judged = 0
+    if not known.limits:
+        message = (
+            f"expected {LEAST_TOKENS} tokens of {cell.name.reference} with the log-probs of both readings, to show how "
+            f"they are rounded, found {known.tokens}: send more prompts, or ask for longer answers"
+        )
+        findings.append(cell.untested(NAME, message))
+    for scored in scores(cell):
+        if scored.gaps is None or scored.moved is None:
+            message = (
+                f"expected {cell.name.reference} to re-score this output, with its log-probs, found no score "
+                f"({scored.reason or 'the answer, or the record, has no log-probs'})"
+            )
+            findings.append(cell.untested(NAME, message, scored.observation))
+        else:
+            judged += 1
+            o = scored.observation
+            found = _moved_too_far(cell, o, scored.moved, known) or _disliked(cell, o, scored.gaps, known)
+            findings += [found] if found is not None else []
+    return conclude(NAME, cell.id, judged, findings, note=_could_see(cell, known))
+
+
+def _could_see(cell: CellView, rounding: Rounding) -> str:
+    if not rounding.limits:
+        return f"could have seen a token disliked by {rounding.gap_nats:.2g} nats"
+    times = rounding.times(cell)
+    usual = rounding.usual_nats * times
+    windows = ", ".join(f"{usual * limit:.2g} over {size}" for size, limit in rounding.limits.items() if limit < CAP)
+    coarser = f", {times:.2g} times the plain engine's" if times > 1 else ""
+    return (
+        f"rounding moves a token by {usual:.2g} nats{coarser}; could have seen a mean of {windows or 'nothing'} "
+        f"tokens, and a token disliked by {rounding.gap_nats * times:.2g}"
+    )
+
+
+def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: Rounding) -> Finding | None:
+    """Return the finding on an answer whose log-probs moved further over a window than rounding moves them."""
+    size = rounding.size_of(cell, o.prompt_id)
+    units = in_units(moved, size)
+    windows = [(limit, *_worst_window(units, n)) for n, limit in rounding.limits.items()]
+    limit, mean, start, tokens = max(windows, key=lambda w: w[1] / w[0], default=(CAP, 0.0, 0, 0))
+    if mean <= limit:
+        return None
+    verdict, why = _few()
+    message = (
+        f"expected the output of {o.prompt_id} to be as likely to {cell.name.reference}, which reads it afresh, as to "
+        f"the engine that said it, but for rounding, which moves a token of this text by {size:.2g} nats and {tokens} "
+        f"of them by at most {size * limit:.2g} on average; found {size * mean:.2g} over the {tokens} from output "
+        f"token {start} on: {why}; repeat the request with `harness repro`"
+    )
+    evidence = TraceMoved(
+        position=start, tokens=tokens, mean_nats=size * mean, limit_nats=size * limit, usual_nats=size
+    )
+    return cell.finding(NAME, verdict, cell.wrong_output, message, o, evidence)
+
+
+def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: Rounding) -> Finding | None:
+    """Return the finding on an answer with a token that rounding cannot have chosen."""
+    bound = rounding.gap_nats * rounding.times(cell)
+    if max(gaps, default=0.0) <= bound:
+        return None
+    wrong = [i for i, gap in enumerate(gaps) if gap > bound]
+    verdict, why = _few()
+    message = (
+        f"expected no output token of {o.prompt_id} that {cell.name.reference} dislikes by more than {bound:.2g} nats "
+        f"when it reads prompt and output afresh, found {len(wrong)} of {len(gaps)}, the first at output token "
+        f"{wrong[0]}, by {gaps[wrong[0]]:.2f} nats: {why}; repeat the request with `harness repro`"
+    )
+    found = WrongWhenRescored(
+        position=wrong[0], gap_nats=gaps[wrong[0]], wrong_tokens=len(wrong), scored_tokens=len(gaps)
+    )
+    return cell.finding(NAME, verdict, cell.wrong_output, message, o, found)
+
+
+def _few() -> tuple[Verdict, str]:
+    return decide(Facts(change="differ", against="this run", few=True))
+
+
+def _worst_window(units: Matrix, size: int) -> tuple[float, int, int]:
+    """Return the largest mean over windows of ``size`` tokens, the first token of that window, and its tokens."""
+    means = window_means(units, size)
+    if not len(means):
+        return 0.0, 0, size
+    worst = int(means.argmax())
+    tokens = min(size, len(units))
+    return float(means[worst]), min(worst * (size // 4), len(units) - tokens), tokens
