@@ -21,7 +21,7 @@ from harness.profiles.model import Judging
 from harness.util.strict import describe_validation_error
 
 T = TypeVar("T")
-_KEPT = 24
+_KEPT = 6
 """How many things that were found are kept."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from harness.judging.checks.traces import Rounding
+from harness.judging.checks.traces import RunRounding
 from harness.judging.detection import Detectable, Sample
 from harness.profiles.model import Judging
 from harness.stats.paired import Difference
@@ -103,7 +103,7 @@ class Results(NamedTuple):
     """Results of the second stage, for the tests that failed the first; None without a second stage."""
     pooled: Mapping[str, Pooled] = {}
     """By scenario; cold, there is none if no P/D cell has its single engine in the run."""
-    roundings: Mapping[str, Rounding | str] = {}
+    roundings: Mapping[str, RunRounding | str] = {}
     """How log-probs are rounded, by the id of the plain engine, or why that cannot be told."""
     requests: int = 0
     """Requests of the run that drafted, which share the level of their gate."""

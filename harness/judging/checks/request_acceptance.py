@@ -32,14 +32,14 @@ _NOTHING_IN = 20
 _WAYS = 3
 
 
-class _Share(NamedTuple):
+class _FirstDrafts(NamedTuple):
     """Steps that accepted their first draft, and all steps."""
 
     accepted: int
     steps: int
 
 
-_NONE = _Share(0, 0)
+_NONE = _FirstDrafts(0, 0)
 
 
 class _Drafted(NamedTuple):
@@ -48,18 +48,18 @@ class _Drafted(NamedTuple):
     output: tuple[int, ...]
     accepted: tuple[int, ...]
     """Accepted drafts of each step; empty where the steps do not say which tokens they made."""
-    whole: _Share
+    whole: _FirstDrafts
 
     @classmethod
     def of(cls, output: tuple[int, ...], accepted: tuple[int, ...], counts: RequestCounts) -> _Drafted:
-        return cls(output, accepted, _Share(counts.accepted_at[0], counts.trials[0]))
+        return cls(output, accepted, _FirstDrafts(counts.accepted_at[0], counts.trials[0]))
 
-    def before(self, token: int) -> _Share:
+    def before(self, token: int) -> _FirstDrafts:
         """Return the share of the steps that begin before an output token."""
         if token >= len(self.output):
             return self.whole
         mine = [hit for start, hit in self.steps() if start < token]
-        return _Share(sum(mine), len(mine))
+        return _FirstDrafts(sum(mine), len(mine))
 
     def steps(self) -> Iterator[tuple[int, bool]]:
         """Yield the output token at which each step begins, and whether it accepted its first draft. The prefill says
@@ -110,14 +110,16 @@ def _finding(cell: CellView, key: str, mine: _Drafted, twin: _Drafted, against: 
     return cell.finding(NAME, verdict, cell.wrong_drafts, message, o, evidence)
 
 
-def _tests(mine: _Drafted, twin: _Drafted) -> Iterator[tuple[float, _Share, _Share, str]]:
+def _tests(mine: _Drafted, twin: _Drafted) -> Iterator[tuple[float, _FirstDrafts, _FirstDrafts, str]]:
     """Yield ways to compare a request with its twin: the p-value, the shares, and words for which steps these are."""
     same = common_prefix(mine.output, twin.output)
     ours, theirs = mine.before(same), twin.before(same)
     yield fisher_fewer(*ours, *theirs), ours, theirs, "as long as both say the same"
     known = {start: hit for start, hit in twin.steps() if start < same}
     alike = [(hit, known[start]) for start, hit in mine.steps() if start in known]
-    ours, theirs = (_Share(sum(side), len(side)) for side in zip(*alike, strict=True)) if alike else (_NONE, _NONE)
+    ours, theirs = (
+        (_FirstDrafts(sum(side), len(side)) for side in zip(*alike, strict=True)) if alike else (_NONE, _NONE)
+    )
     lost = sum(hit < other for hit, other in alike)
     yield sign_more(lost, sum(hit > other for hit, other in alike)), ours, theirs, "in steps that begin alike"
     if not mine.whole.accepted and mine.whole.steps >= _NOTHING_IN:

@@ -45,7 +45,7 @@ _FEW = 20
 """Answers of a kind of cell below which they do not show how it rounds."""
 
 
-class Rounding(NamedTuple):
+class RunRounding(NamedTuple):
     """What rounding does to log-probs in this run, by the plain engine's own answers."""
 
     tokens: int
@@ -72,11 +72,11 @@ class Rounding(NamedTuple):
         return self.coarser.get((cell.topology, cell.method), 1.0)
 
 
-def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, Rounding | str]:
+def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, RunRounding | str]:
     """Return how log-probs are rounded in a run, by the id of the plain engine, one for each variant of the profile; in
     its place, why that cannot be told of a damaged record."""
     cold = [v for v in views if v.cold and applies(v)]
-    found: dict[str, Rounding | str] = {}
+    found: dict[str, RunRounding | str] = {}
     for plain in (v for v in cold if v.is_plain):
         try:
             found[plain.id] = _rounding(plain, [c for c in cold if c.name.reference == plain.id], judging)
@@ -86,7 +86,7 @@ def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, Rounding
     return found
 
 
-def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> Rounding:
+def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> RunRounding:
     right = {s.observation.prompt_id: s.moved for s in scores(plain) if s.moved is not None}
     moved = list(right.values())
     usual = overall(moved)
@@ -99,7 +99,7 @@ def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> R
     null = Null.of(moved)
     found = {size: null.limit(size, alpha / max(1, 4 * read // size)) for size in WINDOWS}
     largest = sorted(max(s.gaps) for s in scores(plain) if s.gaps)
-    return Rounding(
+    return RunRounding(
         tokens=sum(map(len, moved)),
         usual_nats=usual,
         by_prompt=sizes,
@@ -141,11 +141,11 @@ def _coarser(cells: Iterable[CellView], sizes: Mapping[str, float], usual: float
     return {kind: max(1.0, statistics.median(t)) for kind, t in times.items() if len(t) >= _FEW}
 
 
-def judge_traces(cell: CellView, rounding: Rounding | str | None) -> CheckResult:
+def judge_traces(cell: CellView, rounding: RunRounding | str | None) -> CheckResult:
     """Check the log-probs of each answer of a cell by themselves: one that rounding cannot have moved is SUSPECT."""
     if isinstance(rounding, str):
         return conclude(NAME, cell.id, 0, [], note=rounding)
-    known = rounding or Rounding(0, 0.0, {}, {}, cell.judging.rounding_nats, {})
+    known = rounding or RunRounding(0, 0.0, {}, {}, cell.judging.rounding_nats, {})
     findings: list[Finding] = []
     judged = 0
     if not known.limits:
@@ -169,7 +169,7 @@ def judge_traces(cell: CellView, rounding: Rounding | str | None) -> CheckResult
     return conclude(NAME, cell.id, judged, findings, note=_could_see(cell, known))
 
 
-def _could_see(cell: CellView, rounding: Rounding) -> str:
+def _could_see(cell: CellView, rounding: RunRounding) -> str:
     if not rounding.limits:
         return f"could have seen a token disliked by {rounding.gap_nats:.2g} nats"
     times = rounding.times(cell)
@@ -182,7 +182,7 @@ def _could_see(cell: CellView, rounding: Rounding) -> str:
     )
 
 
-def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: Rounding) -> Finding | None:
+def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: RunRounding) -> Finding | None:
     """Return the finding on an answer whose log-probs moved further over a window than rounding moves them."""
     size = rounding.size_of(cell, o.prompt_id)
     units = in_units(moved, size)
@@ -203,7 +203,7 @@ def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: Roun
     return cell.finding(NAME, verdict, cell.wrong_output, message, o, evidence)
 
 
-def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: Rounding) -> Finding | None:
+def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: RunRounding) -> Finding | None:
     """Return the finding on an answer with a token that rounding cannot have chosen."""
     bound = rounding.gap_nats * rounding.times(cell)
     if max(gaps, default=0.0) <= bound:
