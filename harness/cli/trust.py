@@ -48,8 +48,8 @@ def selftest_command(
 
     The exit code is 0 only if every fault is caught for its own reason and every control passes.
     """
-    from harness.commands.selftest.report import print_selftest
-    from harness.commands.selftest.run import self_test
+    from harness.lab.selftest.report import print_selftest
+    from harness.lab.selftest.run import self_test
 
     result, folder = self_test(profile, mutant or [], quick, complete, method, out, engine_python)
     console = make_console()
@@ -82,8 +82,8 @@ def aa_command(
 
     The exit code is 0 only if no repetition had a finding in any cell and scenario.
     """
-    from harness.commands.aa import judge_again, print_repeat, repeat_cells, write_repeat
     from harness.engines.flags import parse_flags
+    from harness.lab.aa import judge_again, print_repeat, repeat_cells, write_repeat
 
     if recorded is not None:
         result, folder = judge_again(recorded), recorded

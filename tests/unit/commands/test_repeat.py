@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.aa import count, judge_again, render_markdown, write_repeat
 from harness.errors import UsageError
 from harness.judging.checks.registry import judge
+from harness.lab.aa import count, judge_again, render_markdown, write_repeat
 from harness.reports.aa_result import AgainstItself
 from tests.support.builders import change_final, garbled, history, lookups, observation, speculation, written_run
 from tests.support.self_tests import against_itself

@@ -12,10 +12,6 @@ from typing import get_args
 
 import pytest
 
-from harness.commands.selftest.outcome import classify_kill, first_caught
-from harness.commands.selftest.report import render_markdown, write_selftest
-from harness.commands.selftest.run import SelfTester
-from harness.commands.selftest.setups import choose_prompts, make_setups, select_trials, trial_works
 from harness.engines.command import EngineCommand
 from harness.engines.request import Ask
 from harness.errors import HandoffError, UsageError
@@ -23,6 +19,10 @@ from harness.history import records
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import CHECKS
 from harness.judging.findings import CellVerdict, CheckResult, DamageClass, Diagnosis, Judgement, Law
+from harness.lab.selftest.outcome import classify_kill, first_caught
+from harness.lab.selftest.report import render_markdown, write_selftest
+from harness.lab.selftest.run import SelfTester
+from harness.lab.selftest.setups import choose_prompts, make_setups, select_trials, trial_works
 from harness.mutants import LOG_MARK, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.exchange import MutatedExchange

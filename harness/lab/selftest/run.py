@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.selftest.outcome import check_verdicts, classify_kill, diagnoses, first_caught
-from harness.commands.selftest.setups import Setup, trial_works
 from harness.engines import environment
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.session import EngineGroupSession
@@ -22,6 +20,8 @@ from harness.errors import (
 )
 from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
+from harness.lab.selftest.outcome import check_verdicts, classify_kill, diagnoses, first_caught
+from harness.lab.selftest.setups import Setup, trial_works
 from harness.mutants.install import EnabledMutants, Marks, patched_roles
 from harness.mutants.model import Trial
 from harness.profiles.cells import Plan, start_expected_s
@@ -294,8 +294,8 @@ def self_test(
 ) -> tuple[SelfTest, Path]:
     """Try mutants on real engines, each with the method that it is listed with or with ``method``; return the result
     and its folder. The arguments are checked before any engine is started."""
-    from harness.commands.selftest.report import write_selftest
-    from harness.commands.selftest.setups import make_setups, select_trials
+    from harness.lab.selftest.report import write_selftest
+    from harness.lab.selftest.setups import make_setups, select_trials
 
     if bool(mutants) + quick + complete > 1:
         raise UsageError(
