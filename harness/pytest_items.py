@@ -92,7 +92,9 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
             *tests_of(name, has_single, rescores, scenario == COLD),
             *(("pooled",) if scenario != COLD or (name.topology == "pd" and has_single) else ()),
         }
-        return names - (set(TEST_NAMES) - registered) - ({"drafts-happened"} if name.method == "none" else set())
+        names -= set(TEST_NAMES) - registered
+        names -= {"drafts-happened", "request-acceptance"} if name.method == "none" else set()
+        return names if rescores else names - {"logprob-trace"}
     if scenario != COLD:
         names.discard("acceptance-single")
     if name.method == "none":

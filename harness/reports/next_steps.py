@@ -12,6 +12,7 @@ from harness.history.folder import History
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.findings import Finding, Judgement
+from harness.profiles.cells import CellName
 from harness.profiles.recorded_profile import RecordedProfile
 from harness.reports.inputs import JUDGEMENT
 from harness.util.paths import REPOSITORY
@@ -69,7 +70,10 @@ def next_step(history: History, judgement: Judgement) -> str:
             f"{_name(finding)} failed in {len(runs)} of {len(earlier)} earlier runs beside this one, too, last in "
             f"{runs[-1]}{others}: chance alone does not repeat that; treat it as a regression"
         )
-    cells = [part for c in dict.fromkeys(f.cell for f in suspects) for part in ("--cell", c)]
+    names = [CellName.of(f.cell) for f in suspects]
+    # With what they are compared with: alone, some of the tests have nothing to go by.
+    wanted = dict.fromkeys(c for n in names for c in (n.id, n.single, n.reference) if history.cell(c) is not None)
+    cells = [part for cell in wanted for part in ("--cell", cell)]
     again = shlex.join(["harness", "run", "--profile", _profile(history), *cells])
     before = (
         f"none of the {len(earlier)} earlier runs beside this one failed there"
@@ -90,9 +94,14 @@ class GoOn(NamedTuple):
 
 
 def go_on(history: History, judgement: Judgement) -> GoOn:
-    """Return how to get the evidence that an UNKNOWN run lacks because it was interrupted or its engines broke."""
+    """Return how to get the evidence that a run lacks because it was interrupted or its engines broke."""
     run = history.run
-    if judgement.verdict is not Verdict.UNKNOWN or run.kind != "run" or run.merged is not None or run.mutants:
+    if (
+        judgement.verdict not in (Verdict.UNKNOWN, Verdict.SUSPECT)
+        or run.kind != "run"
+        or run.merged is not None
+        or run.mutants
+    ):
         return GoOn()
     left = [c.cell for c in run.cells if c.state != "complete"]
     if not left or run.attached:

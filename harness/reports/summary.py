@@ -133,7 +133,7 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         figures=figures_of(history, judgement, baselines or {}),
         prompts=prompts_of(history, judgement, baselines or {}),
         published=_published(history, acceptance),
-        next_step=next_step(history, judgement) or onward.words,
+        next_step="; ".join(filter(None, (next_step(history, judgement), onward.words))),
         command=onward.command,
     )
 

@@ -195,7 +195,7 @@ def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: RunR
         f"expected the output of {o.prompt_id} to be as likely to {cell.name.reference}, which reads it afresh, as to "
         f"the engine that said it, but for rounding, which moves a token of this text by {size:.2g} nats and {tokens} "
         f"of them by at most {size * limit:.2g} on average; found {size * mean:.2g} over the {tokens} from output "
-        f"token {start} on: {why}; repeat the request with `harness repro`"
+        f"token {start} on: {why}"
     )
     evidence = TraceMoved(
         position=start, tokens=tokens, mean_nats=size * mean, limit_nats=size * limit, usual_nats=size
@@ -213,7 +213,7 @@ def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: R
     message = (
         f"expected no output token of {o.prompt_id} that {cell.name.reference} dislikes by more than {bound:.2g} nats "
         f"when it reads prompt and output afresh, found {len(wrong)} of {len(gaps)}, the first at output token "
-        f"{wrong[0]}, by {gaps[wrong[0]]:.2f} nats: {why}; repeat the request with `harness repro`"
+        f"{wrong[0]}, by {gaps[wrong[0]]:.2f} nats: {why}"
     )
     found = WrongWhenRescored(
         position=wrong[0], gap_nats=gaps[wrong[0]], wrong_tokens=len(wrong), scored_tokens=len(gaps)

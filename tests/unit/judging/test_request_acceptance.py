@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge
+from harness.judging.checks.registry import GATES, judge
 from harness.judging.findings import CheckResult
+from harness.profiles.load import load_profile
+from harness.pytest_items import _possible
 from tests.support.builders import change_final, speculation, with_answers
 from tests.support.normal_tier import LENGTHS, baselines, night, recorded, steps
 
@@ -79,3 +81,13 @@ def test_nothing_in_the_whole_answer_counts_where_texts_part_at_once():
 @pytest.mark.parametrize("cell", ["single-none"])
 def test_engines_that_do_not_draft_have_no_such_gate(cell: str):
     assert judge(night(stages=1), baselines()).result(cell, NAME) is None
+
+
+def test_pytest_has_items_of_the_gates_where_they_apply():
+    profile = load_profile("nightly")
+    normal = profile.model_copy(update={"judging": profile.judging.model_copy(update={"tier": "normal"})})
+    gates = set(GATES)
+    assert gates <= _possible("pd-mtp", "cold", normal)
+    assert gates & _possible("pd-none", "cold", normal) == {"logprob-trace"}
+    without = normal.model_copy(update={"workload": normal.workload.model_copy(update={"rescore": False})})
+    assert gates & _possible("pd-mtp", "cold", without) == {"request-acceptance"}

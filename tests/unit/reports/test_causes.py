@@ -213,7 +213,8 @@ def test_suspect_says_what_to_do_next(tmp_path):
     (tmp_path / "tonight").mkdir()
     summary = suspect(tmp_path / "tonight")
     assert any(f.verdict is Verdict.SUSPECT for f in summary.judgement.findings)
-    assert "harness run --profile test --cell pd-eagle3: failing there in another run is a finding" in summary.next_step
+    cells = "--cell pd-eagle3 --cell single-eagle3 --cell single-none"
+    assert f"harness run --profile test {cells}: failing there in another run is a finding" in summary.next_step
     assert "no earlier runs beside this one" in summary.next_step
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert "failing there in another run is a finding" in " ".join(text.split())
