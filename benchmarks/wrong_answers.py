@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judging.checks.request_acceptance import _NOTHING_IN
+from harness.judging.checks.request_acceptance import _NOTHING_IN, _WAYS
 from harness.profiles.model import Judging
-from harness.stats.exact import fisher_fewer
+from harness.stats.exact import fisher_fewer, sign_more
 from harness.stats.paired import Matrix
 from harness.stats.trace import WINDOWS, Null, in_units, overall, tail_limit, usual_size, window_means
 from harness.util.paths import REPOSITORY
@@ -126,11 +126,12 @@ def lost_drafts(share: float, steps: int, rate: float, times: int, seed: int = 1
     """Return how many requests are named that lose this share of their drafts, beside a twin that accepts ``rate``."""
     rng = np.random.default_rng(seed)
     twins = rng.binomial(steps, rate, times)
-    ours = rng.binomial(twins, 1 - share)
-    level = LEVEL / (CELLS * TEXTS) / 2
-    return Share(
-        sum(fisher_fewer(int(a), steps, int(b), steps) <= level for a, b in zip(ours, twins, strict=True)), times
-    )
+    lost = rng.binomial(twins, share)
+    level = LEVEL / (CELLS * TEXTS) / _WAYS
+    named = 0
+    for theirs, gone in zip(twins.tolist(), lost.tolist(), strict=True):
+        named += min(fisher_fewer(theirs - gone, steps, theirs, steps), sign_more(gone, 0)) <= level
+    return Share(named, times)
 
 
 def main(nights: int) -> None:
