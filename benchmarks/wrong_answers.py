@@ -17,7 +17,7 @@ from harness.judging.checks.request_acceptance import _NOTHING_IN, _WAYS
 from harness.profiles.model import Judging
 from harness.stats.exact import fisher_fewer, sign_more
 from harness.stats.paired import Matrix
-from harness.stats.trace import WINDOWS, Null, in_units, overall, tail_limit, usual_size, window_means
+from harness.stats.trace import RoundingLimits, in_units, window_means
 from harness.util.paths import REPOSITORY
 from tests.statistics.nights import Share
 
@@ -56,18 +56,13 @@ class Noise(NamedTuple):
 NOISES = tuple(Noise(sd, heavy) for heavy in (False, True) for sd in (0.03, 0.06, 0.12))
 
 
-class Limits:
+class Night:
     """What a night's right answers allow."""
 
     def __init__(self, plain: Matrix, gaps: Matrix, pd: Matrix) -> None:
-        usual = overall(list(plain))
-        null = Null.of(list(plain))
-        self.sizes = np.array([min(max(usual_size(text, usual), usual / 3), 3 * usual) for text in plain])
-        alpha, tokens = LEVEL / (len(WINDOWS) + 1), CELLS * TEXTS * TOKENS
-        self.windows = {n: null.limit(n, alpha / (4 * tokens // n)) or np.inf for n in WINDOWS}
-        self.gap = max(
-            2 * (tail_limit(np.abs(plain).ravel(), alpha / tokens) or OLD_NATS), float(np.sort(gaps.max(axis=1))[-2])
-        )
+        limits = RoundingLimits.of(list(plain), LEVEL, CELLS * TEXTS * TOKENS)
+        self.sizes, self.windows = np.array(limits.sizes), limits.windows
+        self.gap = max(limits.flipped_nats or OLD_NATS, float(np.sort(gaps.max(axis=1))[-2]))
         self.coarser = max(1.0, float(np.median(np.abs(pd).mean(axis=1) / self.sizes)))
 
     def beyond(self, moved: Matrix, gaps: Matrix, sizes: Matrix) -> Matrix:
@@ -90,7 +85,7 @@ def disliked(margin: Matrix, moved: Matrix) -> Matrix:
     return np.where(margin + moved < 0, margin, 0.0)
 
 
-def night(rng: np.random.Generator, noise: Noise, times: float) -> tuple[Limits, Matrix, bool]:
+def night(rng: np.random.Generator, noise: Noise, times: float) -> tuple[Night, Matrix, bool]:
     """Return the limits of a night, how coarsely its texts are rounded, and whether a right answer was named.
 
     P/D rounds ``times`` as much as the plain engine.
@@ -99,7 +94,7 @@ def night(rng: np.random.Generator, noise: Noise, times: float) -> tuple[Limits,
     plain = noise.draw(rng, texts)
     pd = [noise.draw(rng, texts) * times for _ in range(CELLS - 1)]
     gaps = disliked(margins(rng, TEXTS), plain)
-    limits = Limits(plain, gaps, pd[0])
+    limits = Night(plain, gaps, pd[0])
     named = any(limits.beyond(m, disliked(margins(rng, TEXTS), m), limits.sizes).any() for m in pd)
     return limits, texts, named
 

@@ -12,7 +12,7 @@ behind a rare word must not look like a window of damage.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ WINDOWS = (16, 32, 64)
 CAP = 8.0
 FLOOR_NATS = 0.005
 """Rounding below it counts as this much: smaller differences are no damage that anybody looks for."""
+_APART = 3.0
+"""How many times as much or as little as usual rounding may move the tokens of one text."""
 _PRIOR = 32
 """Tokens of the usual size with which the mean of a text is taken together."""
 LEAST_TOKENS = 500
@@ -98,6 +100,38 @@ class Null(NamedTuple):
         alone = float(tokens.var()) / size
         alike = max(1.0, float(means.var()) / alone) if len(means) > 1 and alone > 0 else 1.0
         return _chernoff(tokens, -math.log(rate) * alike / size)
+
+
+class RoundingLimits(NamedTuple):
+    """What rounding makes of log-probs, by the answers of an engine that are known to be right."""
+
+    usual_nats: float
+    """By how much it moves a token, over all texts."""
+    sizes: tuple[float, ...]
+    """The same in each of these answers, in nats."""
+    windows: Mapping[int, float]
+    """By window: the mean that no right answer has, in units of the size for its text. Empty with too few tokens."""
+    flipped_nats: float | None
+    """By how much a reader may dislike a token that rounding alone has chosen; None with too few differences. Such a
+    token was ahead by less than rounding moves the distance of two tokens, each of which moves like any other."""
+
+    @classmethod
+    def of(cls, right: Sequence[Matrix], level: float, tokens: int) -> RoundingLimits:
+        """Return the limits that right answers of so many ``tokens`` in all exceed with a chance of at most ``level``,
+        which windows and single tokens share, from the differences of answers that are right."""
+        usual = overall(right)
+        share = level / (len(WINDOWS) + 1)
+        null = Null.of(right)
+        found = {size: null.limit(size, share / max(1, 4 * tokens // size)) for size in WINDOWS}
+        single = tail_limit(np.abs(np.concatenate([np.zeros(0), *right])), share / max(1, tokens))
+        return cls(
+            usual_nats=usual,
+            # A wrong answer among them must not pass for a text that is rounded coarsely, nor one that happens to be
+            # read as it was said for a text that is not rounded.
+            sizes=tuple(min(max(usual_size(m, usual), usual / _APART), usual * _APART) for m in right),
+            windows={size: limit for size, limit in found.items() if limit is not None},
+            flipped_nats=None if single is None else 2 * single,
+        )
 
 
 def overall(right: Sequence[Sequence[float] | Matrix]) -> float:

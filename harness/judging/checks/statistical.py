@@ -198,8 +198,8 @@ def _damage(cell: CellView, name: TestName, change: Change, verdict: Verdict) ->
     if verdict is Verdict.UNKNOWN:
         return "nothing-tested"
     if name in _OF_TARGET:
-        return "target-kv" if cell.handed_off or not cell.cold else "sampler"
-    return "sampler" if change == "rise" or (cell.cold and not cell.handed_off) else "drafter-kv"
+        return cell.wrong_output
+    return "sampler" if change == "rise" else cell.wrong_drafts
 
 
 def _unknown(cell: CellView, name: TestName, reason: str) -> Finding:

@@ -26,21 +26,9 @@ from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats
 from harness.profiles.model import Judging
 from harness.stats.paired import Matrix
-from harness.stats.trace import (
-    CAP,
-    LEAST_TOKENS,
-    WINDOWS,
-    Null,
-    in_units,
-    overall,
-    tail_limit,
-    usual_size,
-    window_means,
-)
+from harness.stats.trace import CAP, LEAST_TOKENS, RoundingLimits, in_units, window_means
 
 NAME = "logprob-trace"
-_APART = 3.0
-"""How many times as much or as little as usual rounding may move the tokens of one text."""
 _FEW = 20
 """Answers of a kind of cell below which they do not show how it rounds."""
 
@@ -88,41 +76,23 @@ def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, RunRound
 
 def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> RunRounding:
     right = {s.observation.prompt_id: s.moved for s in scores(plain) if s.moved is not None}
-    moved = list(right.values())
-    usual = overall(moved)
-    # A wrong answer of the plain engine itself must not pass for a text that is rounded coarsely, nor one that happens
-    # to be read as it was said for a text that is not rounded.
-    sizes = {p: min(max(usual_size(m, usual), usual / _APART), usual * _APART) for p, m in right.items()}
-    # The windows and the gap share the level.
-    alpha = judging.single_alpha / (len(WINDOWS) + 1)
-    read = _tokens(plain.history)
-    null = Null.of(moved)
-    found = {size: null.limit(size, alpha / max(1, 4 * read // size)) for size in WINDOWS}
+    limits = RoundingLimits.of(list(right.values()), judging.single_alpha, _tokens(plain.history))
+    sizes = dict(zip(right, limits.sizes, strict=True))
     largest = sorted(max(s.gaps) for s in scores(plain) if s.gaps)
     return RunRounding(
-        tokens=sum(map(len, moved)),
-        usual_nats=usual,
+        tokens=sum(map(len, right.values())),
+        usual_nats=limits.usual_nats,
         by_prompt=sizes,
-        limits={size: limit for size, limit in found.items() if limit is not None},
+        limits=limits.windows,
         gap_nats=max(
-            _flipped(moved, alpha / max(1, read)) or judging.rounding_nats,
+            limits.flipped_nats or judging.rounding_nats,
             # Engines that round nothing may still part at a near tie.
             near_tie_nats(plain),
             # In two texts: one wrong answer of the plain engine itself must not excuse others.
             *largest[-2:-1],
         ),
-        coarser=_coarser(cells, sizes, usual),
+        coarser=_coarser(cells, sizes, limits.usual_nats),
     )
-
-
-def _flipped(moved: Sequence[Matrix], rate: float) -> float | None:
-    """Return by how much the plain engine may dislike a token that rounding alone has chosen.
-
-    Such a token was ahead by less than rounding moves the distance of two tokens, each of which moves like any other.
-    None with too few differences.
-    """
-    single = tail_limit(np.abs(np.concatenate([np.zeros(0), *moved])), rate)
-    return None if single is None else 2 * single
 
 
 def _tokens(history: History) -> int:
