@@ -162,6 +162,17 @@ def trend(found: Trend) -> dict[str, Any]:
             for w in found.wrong_answers
         ],
         "suspects": [{"test": what, "runs": count} for what, count in found.suspects],
+        "intermittent": [
+            {
+                "vllm": i.vllm,
+                "runs": i.runs,
+                "found": i.found,
+                "chance_in_a_right_run": i.chance,
+                "evidence": finite(i.evidence),
+                "certain": i.certain,
+            }
+            for i in found.intermittent
+        ],
         "left_out": list(found.left_out),
     }
 

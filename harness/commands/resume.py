@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import redact
+from harness.commands.later_stages import ROUNDS, later_stages
 from harness.commands.merge.shards import not_rescored, unfinished
-from harness.commands.run import second_stage
 from harness.engines.environment import engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run
-from harness.history.layout import CELLS, LINES, PARQUET, ROUNDING, SCORES, SECOND, bytes_recorded
+from harness.history.layout import AGAIN, CELLS, LINES, PARQUET, ROUNDING, SCORES, SECOND, bytes_recorded
 from harness.history.plan import counts_of, unanswered
 from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
-from harness.judging.checks.registry import tripped_tests
-from harness.judging.references import baselines_for, load_second
+from harness.judging.checks.registry import NOTHING, tripped_once
+from harness.judging.references import baselines_for, load_stages
 from harness.profiles.cells import CellName, EngineGroup, Plan
 from harness.reports.judge_run import Outcome, assess, judge_and_report
 from harness.runner.groups import Runner
@@ -75,7 +75,7 @@ def prepare_resume(folder: Path) -> Resumable:
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
     source = run.asked_for.source
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
-    # A run that finished can lack its second stage only; its failed cells are not repeated.
+    # A run that finished can lack its later stages only; its failed cells are not repeated.
     rest = _rest(whole, history) if unfinished(run) else whole._replace(plan=Plan((), ()), works=(), lacking={})
     return Resumable(folder, history, recorded, whole, rest)
 
@@ -96,9 +96,10 @@ def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) 
             recorder, environment = _recorder(left, options)
             history = Runner(left.rest, environment, recorder, reporter, options).run()
         point_to(left.folder, reporter)
-        if not history.run.interrupted and _second_is_missing(history):
-            _put_away(left.folder / SECOND)
-            second_stage(left.whole, history, reporter, options)
+        if not history.run.interrupted and (lacking := _missing_stages(history)):
+            for stage in lacking:
+                _put_away(left.folder / stage)
+            later_stages(left.whole, history, reporter, options)
         return Outcome(left.folder, judge_and_report(history, carrying=True))
 
 
@@ -122,20 +123,20 @@ def _require_resumable(history: History) -> None:
             f"{folder}: expected the answers of {lost[0]}, which is complete, found none; restore {CELLS}/{lost[0]} "
             "from a copy, or run again"
         )
-    if run.finished is not None and not run.interrupted and not _second_is_missing(history):
+    if run.finished is not None and not run.interrupted and not _missing_stages(history):
         raise UsageError(
             f"{folder}: expected a run that was killed or interrupted, found one that finished at "
             f"{run.finished}; `harness check` judges it again"
         )
 
 
-def _second_is_missing(history: History) -> bool:
-    """Return whether a second stage is due but missing or incomplete."""
-    folder = history.folder / SECOND
-    if (folder / "run.json").is_file():
-        second = load_second(history)
-        return second is None or bool(unfinished(second.run))
-    return history.run.normal and bool(tripped_tests(history, baselines_for(history)))
+def _missing_stages(history: History) -> list[str]:
+    """Return the folders of the later stages that are due, but missing or incomplete."""
+    once = tripped_once(history, baselines_for(history)) if history.run.normal else NOTHING
+    stages = load_stages(history)
+    whole = {SECOND: stages.second is not None, AGAIN: len(stages.again) == ROUNDS}
+    due = {SECOND: bool(once.tests), AGAIN: bool(once.answers)}
+    return [name for name in whole if not whole[name] and (due[name] or (history.folder / name).exists())]
 
 
 def _rest(whole: Prepared, history: History) -> Prepared:
@@ -299,10 +300,10 @@ def _logs(folder: Path, restarted: set[str], number: int) -> Iterator[tuple[Path
                 yield path, path.with_name(_earlier(group, number) + path.name.removeprefix(group))
 
 
-def _put_away(second: Path) -> None:
-    """Rename an incomplete second stage, if there is one."""
-    if not second.exists():
+def _put_away(stage: Path) -> None:
+    """Rename the folder of an incomplete stage, if there is one."""
+    if not stage.exists():
         return
-    free = (second.with_name(f"{SECOND}.superseded-{n}") for n in range(1, 1000))
-    with writing(second):
-        second.rename(next(p for p in free if not p.exists()))
+    free = (stage.with_name(f"{stage.name}.superseded-{n}") for n in range(1, 1000))
+    with writing(stage):
+        stage.rename(next(p for p in free if not p.exists()))

@@ -7,6 +7,7 @@
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
 ``references/``                      copies of the baselines and known defects that it was judged by at its end
 ``second-stage/``                    the repetition of failed tests, a run of its own
+``asked-again/repetition-<n>/``      answers that were wrong by themselves, asked again, each time a run of its own
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from harness.errors import NotARunError
 RUN = "run.json"
 SECOND = "second-stage"
 """Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
+AGAIN = "asked-again"
+"""Folder inside a run with the repetitions of its answers that were wrong by themselves."""
 CELLS = "cells"
 LINES = "observations.jsonl"
 SCORES = "scores.jsonl"
@@ -35,6 +38,20 @@ def require_run(folder: Path) -> None:
         raise NotARunError(
             f"{folder}: expected the folder of a recorded run (with {RUN}), found {found}; runs are kept below reports/"
         )
+
+
+def round_folder(number: int) -> str:
+    """Return the folder, inside of a run, in which its answers were asked again for the n-th time."""
+    return f"{AGAIN}/{repetition(number)}"
+
+
+def repetition(number: int) -> str:
+    return f"repetition-{number:02d}"
+
+
+def rounds_below(folder: Path) -> list[Path]:
+    """Return the folders of the rounds in which answers of a run were asked again, in order."""
+    return sorted((folder / AGAIN).glob("repetition-*"))
 
 
 def files_by_cell(folder: Path) -> dict[str, list[Path]]:

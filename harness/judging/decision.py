@@ -45,6 +45,17 @@ TABLE: tuple[Rule, ...] = (
     Rule({"evidence": False}, Verdict.UNKNOWN, "evidence is missing, or too little to see what must be seen"),
     Rule({"quiet": False}, Verdict.UNKNOWN, "two equal runs differ as much, so the test says nothing"),
     Rule({"change": "none"}, Verdict.PASS, "nothing beyond chance and the practical floor"),
+    Rule(
+        {"few": True, "second_stage": "confirmed"},
+        Verdict.REGRESSION,
+        "rounding cannot make this, and it came again when the request was sent again",
+    ),
+    Rule(
+        {"few": True, "second_stage": "not confirmed"},
+        Verdict.SUSPECT,
+        "rounding cannot make this, but it did not come again when the request was sent again: `harness trend` adds up "
+        "the nights with one",
+    ),
     Rule({"few": True}, Verdict.SUSPECT, "rounding cannot make this, and no test over all requests sees single ones"),
     Rule({"second_stage": "missing"}, Verdict.UNKNOWN, "failed once; the declared second stage did not run"),
     Rule(

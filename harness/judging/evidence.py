@@ -119,6 +119,10 @@ class Evidence(NamedTuple):
     found: dict[tuple[str, str, str], Any]
     """What its views share (``CellView.found``)."""
 
+    def over(self, history: History) -> Evidence:
+        """Return the same with another history, recorded after this one to be judged alike."""
+        return self._replace(history=history, found={})
+
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
         return CellView(
             self.history, record, scenario, baselines=self.baselines, judging=self.judging, found=self.found
@@ -131,6 +135,18 @@ class Evidence(NamedTuple):
                 yield self.view(record)
             for scenario in record.scenarios:
                 yield self.view(record, scenario)
+
+
+class Stages(NamedTuple):
+    """What was recorded after a run, because something in it was found once."""
+
+    second: History | None = None
+    """The second stage: the tests that failed, on held-out prompts and fresh engines."""
+    again: tuple[History, ...] = ()
+    """The answers that were wrong by themselves, asked again; one history each time."""
+
+
+ONE_STAGE = Stages()
 
 
 def judging_of(history: History) -> Judging:

@@ -14,9 +14,9 @@ from harness.baselines.lookup import Limits, Lookup, look_up, unused
 from harness.errors import UsageError
 from harness.history.folder import History, load_history
 from harness.history.identity import identity_in
-from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, SECOND
+from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, RUN, SECOND, rounds_below
 from harness.history.records import COLD, RESCORE
-from harness.judging.evidence import judging_of
+from harness.judging.evidence import Stages, judging_of
 from harness.util.files import write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
@@ -112,30 +112,36 @@ def _listed(history: History) -> Path | None:
     return Path(str(named)) if history.own else recorded(named, history.folder / CARRIED_KNOWN)
 
 
-def load_second(history: History, in_memory: int | None = None) -> History | None:
-    """Load the second stage of a run; None if it is absent, unfinished, or belongs to another run.
+def load_stages(history: History, in_memory: int | None = None) -> Stages:
+    """Load what was recorded after a run: its second stage, and the answers that were asked again. What is absent,
+    unfinished, or belongs to another run is left out.
 
     ``in_memory`` is passed to ``load_history``.
     """
-    folder = history.folder / SECOND
-    if not (folder / "run.json").is_file():
+    rounds = [_stage(history, folder, in_memory) for folder in rounds_below(history.folder)]
+    return Stages(_stage(history, history.folder / SECOND, in_memory), tuple(h for h in rounds if h is not None))
+
+
+def _stage(history: History, folder: Path, in_memory: int | None) -> History | None:
+    if not (folder / RUN).is_file():
         return None
-    second = load_history(folder, in_memory)
-    ours, theirs = history.run, second.run
+    later = load_history(folder, in_memory)
+    ours, theirs = history.run, later.run
     ended = theirs.finished is not None and not theirs.interrupted
-    # The second stage covers only the variants that failed, so its identities are a subset.
+    # A stage covers only the variants that failed, so its identities are a subset.
     same = bool(theirs.identities) and all(ours.identities.get(n) == i for n, i in theirs.identities.items())
-    return second if same and theirs.mutants == ours.mutants and ended else None
+    return later if same and theirs.mutants == ours.mutants and ended else None
 
 
-def unused_second(history: History, second: History | None) -> str | None:
-    """Return a notice if the run has a second stage that is not used."""
-    if second is not None or not (history.folder / SECOND / "run.json").is_file():
-        return None
-    return (
-        f"{SECOND}: expected the second stage of this run, finished, with its injected faults and identities, found "
-        "another, which is not used; remove the folder, or run the cells that failed again"
-    )
+def unused_stages(history: History, stages: Stages) -> list[str]:
+    """Return a notice for each stage in the run's folder that is not used."""
+    used = {h.folder for h in (stages.second, *stages.again) if h is not None}
+    return [
+        f"{folder.relative_to(history.folder)}: expected a stage of this run, finished, with its injected faults and "
+        "identities, found another, which is not used; remove the folder, or run the cells that failed again"
+        for folder in (history.folder / SECOND, *rounds_below(history.folder))
+        if (folder / RUN).is_file() and folder not in used
+    ]
 
 
 def lookups_for(history: History, references: References) -> dict[str, Lookup]:

@@ -23,12 +23,12 @@ from harness.judging.references import (
     References,
     carry,
     known_of,
-    load_second,
+    load_stages,
     lookups_for,
     standing_in,
     unread_list,
     unused_baselines,
-    unused_second,
+    unused_stages,
 )
 from harness.profiles.known_defects import KnownDefects, load_known
 from harness.reports.html import REPORTS, render_html
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
-    """Judge a history and its second stage, by default against the baselines and known defects of its profile."""
+    """Judge a history and its later stages, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
     known = load_known(references.known or known_of(history))
     summary = summarise_run(history, _judged(history, references, baselines, known), baselines)
@@ -63,10 +63,10 @@ def judged(history: History, references: References = PROFILE_OWN) -> Judgement:
 def _judged(
     history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
 ) -> Judgement:
-    second = load_second(history)
-    judgement = judge(history, baselines, second)
+    stages = load_stages(history)
+    judgement = judge(history, baselines, stages)
     unused = [
-        unused_second(history, second),
+        *unused_stages(history, stages),
         *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
         *standing_in(history, references),

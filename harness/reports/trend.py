@@ -28,6 +28,7 @@ from harness.history.folder import History, load_history
 from harness.history.layout import CELLS, RUN
 from harness.history.run_kind import require_plain
 from harness.history.verdict import Verdict
+from harness.judging.checks.registry import GATES
 from harness.judging.exposure import exposure_of, token_results
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import Judgement
@@ -36,7 +37,8 @@ from harness.observed.recorded_cell import recorded_cells
 from harness.profiles.cells import CellName
 from harness.reports.compare import paired_by_prompt
 from harness.reports.judge_run import judged
-from harness.reports.trend_model import Answers, Drift, Point, Trend, TrendRun, WrongAnswers
+from harness.reports.trend_model import Answers, Drift, Intermittent, Point, Trend, TrendRun, WrongAlone, WrongAnswers
+from harness.stats.sequential import e_value
 from harness.util.files import sha256_json
 
 _WRONG = (Verdict.REGRESSION, Verdict.SUSPECT)
@@ -95,7 +97,15 @@ def _run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]
         answers_of(judgement),
         {v.id: _level(history, v.lineup, baselines.get(v.lineup)) for v in views},
         tuple(f"{c.cell} {r.check}" for c in judgement.cells for r in c.results if r.verdict is Verdict.SUSPECT),
+        _wrong_alone(history, judgement),
     )
+
+
+def _wrong_alone(history: History, judgement: Judgement) -> WrongAlone | None:
+    """Return what the gates of single answers found, if one of them judged."""
+    judged = [r for c in judgement.cells for r in c.results if r.check in GATES and r.judged]
+    wrong = any(f.verdict in _WRONG for r in judged for f in r.findings)
+    return WrongAlone(wrong, len(GATES) * history.run.asked_for.judging.single_alpha) if judged else None
 
 
 def _level(history: History, lineup: str, lookup: Lookup | None) -> str:
@@ -157,7 +167,18 @@ def trend_of(runs: Sequence[TrendRun], between: int, left_out: Sequence[str] = (
         tuple(left_out),
         tuple(_wrong_answers(runs)),
         tuple((what, count) for what, count in suspects.most_common() if count > 1),
+        tuple(_intermittent(runs)),
     )
+
+
+def _intermittent(runs: Sequence[TrendRun]) -> Iterator[Intermittent]:
+    """Yield the vLLM versions with runs that have an answer which is wrong by itself."""
+    for vllm in dict.fromkeys(n.vllm for n in runs):
+        alone = [n.alone for n in runs if n.vllm == vllm and n.alone is not None]
+        found = sum(a.found for a in alone)
+        if found:
+            chance = max(a.chance for a in alone)
+            yield Intermittent(vllm, found, len(alone), chance, e_value(found, len(alone), chance))
 
 
 def _wrong_answers(runs: Sequence[TrendRun]) -> Iterator[WrongAnswers]:

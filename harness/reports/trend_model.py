@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
+from harness.util.text import counted
 
 
 class Answers(NamedTuple):
@@ -17,6 +18,13 @@ class Answers(NamedTuple):
 
     wrong: int
     checked: int
+
+
+class WrongAlone(NamedTuple):
+    """Whether a run has an answer that is wrong by itself, and the chance of one in a run of right engines."""
+
+    found: bool
+    chance: float
 
 
 class TrendRun(NamedTuple):
@@ -35,6 +43,8 @@ class TrendRun(NamedTuple):
     """Cell → what a change of its acceptance is expected at: another vLLM, another identity, a new baseline."""
     suspects: tuple[str, ...] = ()
     """Tests that failed once and were not confirmed, each as cell and check."""
+    alone: WrongAlone | None = None
+    """What the gates of single answers found; None where none judged."""
 
 
 class Point(NamedTuple):
@@ -93,6 +103,33 @@ class WrongAnswers(NamedTuple):
         )
 
 
+class Intermittent(NamedTuple):
+    """Runs of a vLLM version with an answer that is wrong by itself: a defect that does not come again when it is asked
+    again adds up over the nights."""
+
+    vllm: str
+    found: int
+    runs: int
+    chance: float
+    """Largest chance of one in a run of right engines."""
+    evidence: float
+    """How many times more likely these runs are with a defect (``e_value``)."""
+
+    @property
+    def certain(self) -> bool:
+        return self.evidence * self.chance >= 1
+
+    @property
+    def sentence(self) -> str:
+        most = min(1.0, 1 / self.evidence) if self.evidence else 1.0
+        verdict = "an intermittent defect" if self.certain else "not yet certain"
+        return (
+            f"{self.found} of {counted(self.runs, 'run')} with an answer that is wrong by itself, where right engines "
+            f"have one in {round(1 / self.chance):,}; they would ever come to this with a chance of at most "
+            f"{most:.2g}: {verdict}"
+        )
+
+
 class Trend(NamedTuple):
     """All runs in order of time, their acceptance, and the drifts."""
 
@@ -108,6 +145,8 @@ class Trend(NamedTuple):
     wrong_answers: tuple[WrongAnswers, ...] = ()
     suspects: tuple[tuple[str, int], ...] = ()
     """Tests that were SUSPECT in several runs, and in how many."""
+    intermittent: tuple[Intermittent, ...] = ()
+    """vLLM versions with answers that are wrong by themselves."""
 
     @property
     def sentence(self) -> str:

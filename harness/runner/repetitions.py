@@ -6,7 +6,9 @@ from pathlib import Path
 
 from harness.engines.environment import EngineEnvironment
 from harness.history.folder import History
+from harness.history.layout import repetition
 from harness.runner.groups import Runner
+from harness.runner.options import DEFAULTS, RunOptions
 from harness.runner.run import prepared_recorder
 from harness.util.progress import Reporter
 from harness.workload.prepare import Prepared
@@ -18,18 +20,21 @@ def record_repetitions(
     folder: Path,
     repetitions: int,
     reporter: Reporter,
-    rounding: bool = False,
+    rounding: bool | None = None,
+    options: RunOptions = DEFAULTS,
 ) -> tuple[History, ...]:
     """Start each group of engines once, repeat its cells, and return the recorded repetitions; ``Runner`` says what an
-    interruption leaves of them. With ``rounding``, the plain engine shows in the first one how it rounds."""
+    interruption leaves of them. ``rounding`` says whether the plain engine shows in the first one how it rounds; by
+    default, all do where the tier follows from that."""
     first, *again = (
         prepared_recorder(
             prepared,
             environment,
-            folder / f"repetition-{i:02d}",
+            folder / repetition(i),
+            options.mutants,
             run_id=f"{folder.name}-{i:02d}",
-            rounding=(rounding and i == 1) or None,
+            rounding=rounding if i == 1 or rounding is False else None,
         )
         for i in range(1, repetitions + 1)
     )
-    return Runner(prepared, environment, first, reporter, again=again).run_all()
+    return Runner(prepared, environment, first, reporter, options, again).run_all()

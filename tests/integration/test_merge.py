@@ -23,9 +23,9 @@ from harness.history.plan import plan_key
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge, tripped_tests
+from harness.judging.checks.registry import judge, tripped_once
 from harness.judging.findings import Judgement
-from harness.judging.references import load_second
+from harness.judging.references import load_stages
 from harness.profiles.cells import CellName
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
@@ -168,7 +168,7 @@ def references() -> dict[str, Lookup]:
 
 
 def judged(made: History) -> Judgement:
-    return judge(made, references(), load_second(made))
+    return judge(made, references(), load_stages(made))
 
 
 def said(judgement: Judgement) -> dict[tuple[str, str], str]:
@@ -215,9 +215,9 @@ def test_bitwise_night_with_a_wrong_token_is_judged_alike(tmp_path):
 def test_parts_trip_whatever_the_whole_family_trips(tmp_path):
     """A smaller family of Holm's rejects a superset: what a part ran again covers what the night needs."""
     made = night(accept={"pd-mtp": lambda n: worse(n) if n % 3 else recorded(n), "single-eagle3": again})
-    whole = set(tripped_tests(load_history(write(made, tmp_path / "whole")), references()))
+    whole = set(tripped_once(load_history(write(made, tmp_path / "whole")), references()).tests)
     parts = [load_history(p) for p in split(made, tmp_path)]
-    assert whole and whole <= {t for p in parts for t in tripped_tests(p, references())}
+    assert whole and whole <= {t for p in parts for t in tripped_once(p, references()).tests}
 
 
 def test_second_stage_that_no_part_ran_is_missing(tmp_path):
@@ -291,7 +291,7 @@ def together(first: History, second: History) -> History:
 
 def judged_by_variant(made: History) -> Judgement:
     known = {f"{m}+{v}": found for m, found in references().items() for v in ("a", "b")}
-    return judge(made, known, load_second(made))
+    return judge(made, known, load_stages(made))
 
 
 @pytest.mark.parametrize("stages", [1, 2])

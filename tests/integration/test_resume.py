@@ -411,7 +411,7 @@ def test_second_stage_that_is_not_whole_is_put_away_and_run_again(tmp_path, engi
     def again(_prepared: object, made: History, *_: object) -> None:
         asked.append(made.folder)
 
-    monkeypatch.setattr(harness.commands.resume, "second_stage", again)
+    monkeypatch.setattr(harness.commands.resume, "later_stages", again)
     engines.asked.clear()
     outcome = go_on(folder)
     assert asked == [folder]

@@ -52,7 +52,7 @@ def findings_in_duplicates(
         i, cells = together[at]
         substituted = _substituted(holdings, scores.scores(i), chosen, run, out, i, cells)
         evidence = evidence_for(substituted, baselines)
-        verdicts = judge_cells(evidence, parts[i].second, cells)
+        verdicts = judge_cells(evidence, parts[i].stages, cells)
         judgement = Judgement(run_id=run.run_id, verdict=Verdict.UNKNOWN, cells=verdicts)
         notices[at] = [
             f"{item.cell}: {', '.join(f'{name} {verdict}' for name, verdict in found)}"

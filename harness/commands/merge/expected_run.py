@@ -12,6 +12,7 @@ from harness.commands.merge.shards import Signature, commits_in, comparable_prof
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.history.records import COLD, RunRecord
+from harness.judging.evidence import ONE_STAGE, Stages
 from harness.profiles.cells import Cell, all_cells, select_cells
 from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
@@ -40,11 +41,15 @@ class MergeOptions(NamedTuple):
 
 class Loaded(NamedTuple):
     history: History
-    second: History | None
+    stages: Stages = ONE_STAGE
 
     @property
     def run(self) -> RunRecord:
         return self.history.run
+
+    @property
+    def recordings(self) -> tuple[History | None, ...]:
+        return (self.history, self.stages.second, *self.stages.again)
 
 
 class ExpectedRun(NamedTuple):

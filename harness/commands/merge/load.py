@@ -17,7 +17,7 @@ from harness.commands.merge.shards import (
 from harness.errors import DataError, HarnessError, UsageError
 from harness.history.folder import History, load_history
 from harness.history.run_kind import require_plain
-from harness.judging.references import load_second
+from harness.judging.references import load_stages
 
 
 def load_parts(folders: Sequence[Path], wanted: MergeOptions) -> tuple[list[Loaded], list[str], list[str]]:
@@ -34,13 +34,13 @@ def load_parts(folders: Sequence[Path], wanted: MergeOptions) -> tuple[list[Load
     twins: dict[str, list[Path]] = {}
     for run in runs:
         try:
-            # There may be many parts, so neither they nor their second stages are kept in memory.
+            # There may be many parts, so neither they nor their later stages are kept in memory.
             history = load_history(run, in_memory=0)
             _require_usable(history, wanted)
         except HarnessError as error:
             problems.append(str(error))
             continue
-        part, why = _with_second(history)
+        part, why = _with_stages(history)
         known = parts.setdefault(history.run.run_id, part)
         if not _is_copy(part, known):
             twins.setdefault(history.run.run_id, [known.history.folder]).append(run)
@@ -57,24 +57,23 @@ def load_parts(folders: Sequence[Path], wanted: MergeOptions) -> tuple[list[Load
     return sorted(parts.values(), key=lambda p: (p.run.started, p.run.run_id)), problems, copies
 
 
-def _with_second(history: History) -> tuple[Loaded, str]:
-    """Return a run with its second stage, and why that cannot be read or an empty string."""
+def _with_stages(history: History) -> tuple[Loaded, str]:
+    """Return a run with its later stages, and why they cannot be read or an empty string."""
     try:
-        return Loaded(history, load_second(history, in_memory=0)), ""
+        return Loaded(history, load_stages(history, in_memory=0)), ""
     except HarnessError as error:
-        return Loaded(history, None), f"second stage of {history.run.run_id}: {error}"
+        return Loaded(history), f"a later stage of {history.run.run_id}: {error}"
 
 
 def _is_copy(part: Loaded, of: Loaded) -> bool:
-    """Return whether two folders hold the same recording with the same second stage."""
-    if part.second is None or of.second is None:
-        alike = part.second is of.second
-    else:
-        alike = _same_recording(part.second, of.second)
-    return alike and _same_recording(part.history, of.history)
+    """Return whether two folders hold the same recording with the same later stages."""
+    ours, theirs = part.recordings, of.recordings
+    return len(ours) == len(theirs) and all(map(_same_recording, ours, theirs))
 
 
-def _same_recording(first: History, second: History) -> bool:
+def _same_recording(first: History | None, second: History | None) -> bool:
+    if first is None or second is None:
+        return first is second
     return first is second or (first.run == second.run and first.observations == second.observations)
 
 

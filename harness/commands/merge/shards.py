@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from harness.errors import NotARunError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History, load_history
-from harness.history.layout import RUN, SECOND
+from harness.history.layout import RUN, SECOND, rounds_below
 from harness.history.plan import unanswered
 from harness.history.records import RESCORE, Form, Observation, RunRecord
 from harness.history.token_ids import compare
@@ -68,9 +68,9 @@ def missing_evidence(history: History) -> list[str]:
             out.append(f"{record.cell}: requests failed or are missing")
     if history.run.rescore and (missing := not_rescored(history)):
         out.append(f"{len(missing)} outputs were not re-scored by the plain engine")
-    second = history.folder / SECOND
-    if (second / RUN).is_file():
-        out += [f"second stage: {why}" for why in missing_evidence(load_history(second))]
+    for stage in (history.folder / SECOND, *rounds_below(history.folder)):
+        if (stage / RUN).is_file():
+            out += [f"{stage.relative_to(history.folder)}: {why}" for why in missing_evidence(load_history(stage))]
     return out
 
 

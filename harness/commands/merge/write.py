@@ -1,9 +1,10 @@
-"""Write the merged run: its record, its second stage, and notices about its parts."""
+"""Write the merged run: its record, its later stages, and notices about its parts."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from harness import redact
@@ -13,7 +14,7 @@ from harness.commands.merge.expected_run import ExpectedRun, Loaded, MergeOption
 from harness.commands.merge.selection import Holdings, ScoreIndex, choose, compare_duplicates
 from harness.commands.merge.shards import Completeness, unfinished
 from harness.history.folder import History, load_history
-from harness.history.layout import SECOND
+from harness.history.layout import SECOND, round_folder
 from harness.history.migrations import SCHEMA
 from harness.history.records import CellRecord, EngineRecord, Merged, Part, PlannedRequest, RunRecord
 from harness.profiles.cells import CellName, all_cells
@@ -65,25 +66,36 @@ def write_merged(
         unsettled=bool(contradicted or wrong) or any(p.run.reasked_after_findings for p in parts),
     )
     said = save(out, run.model_copy(update={"merged": merged}), whole)
-    said += _write_second(out / SECOND, parts, expected, chosen)
+    said += _write_stages(out, parts, expected, chosen)
     # With --expect, the profile is the user's own.
     written = load_history(out)
     return written.model_copy(update={"own": wanted.expect is not None, "notices": (*written.notices, *said)})
 
 
-def _write_second(folder: Path, parts: Sequence[Loaded], expected: ExpectedRun, chosen: Mapping[str, int]) -> list[str]:
-    """Merge the second stages of the parts, taking each cell from the part whose first stage counts."""
-    having = [(i, p.second) for i, p in enumerate(parts) if p.second is not None]
+def _write_stages(
+    out: Path, parts: Sequence[Loaded], expected: ExpectedRun, chosen: Mapping[str, int]
+) -> Iterator[str]:
+    """Merge the later stages of the parts, and yield what is to be said about them."""
+    yield from _write_stage(out / SECOND, [p.stages.second for p in parts], expected, chosen)
+    for number, round_ in enumerate(zip_longest(*(p.stages.again for p in parts)), 1):
+        yield from _write_stage(out / round_folder(number), round_, expected, chosen)
+
+
+def _write_stage(
+    folder: Path, of_parts: Sequence[History | None], expected: ExpectedRun, chosen: Mapping[str, int]
+) -> list[str]:
+    """Merge one stage of the parts, taking each cell from the part whose first stage counts."""
+    having = [(i, h) for i, h in enumerate(of_parts) if h is not None]
     if not having:
         return []
-    histories = [second for _, second in having]
+    histories = [h for _, h in having]
     place = {number: at for at, (number, _) in enumerate(having)}
     picked = choose(Holdings(histories), {cell: place[i] for cell, i in chosen.items() if i in place})
     scores = ScoreIndex(histories)  # its files are gone when it is
     whole = assemble(histories, picked, scores.scores())
     order = {c.id: n for n, c in enumerate(all_cells(expected.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
-    run = _run_record([Loaded(h, None) for h in histories], expected, SECOND, cells, whole.engines)
+    run = _run_record([Loaded(h) for h in histories], expected, folder.name, cells, whole.engines)
     plans = _used({key: rows for h in histories for key, rows in h.run.plans.items()}, cells)
     return save(
         folder, run.model_copy(update={"plans": plans, "rescore": any(h.run.rescore for h in histories)}), whole
@@ -143,7 +155,7 @@ def _part(part: Loaded, number: int, chosen: Mapping[str, int]) -> Part:
         seconds=run.seconds,
         cells={c.cell: c.state for c in run.cells},
         counted=tuple(c.cell for c in run.cells if chosen.get(c.cell) == number),
-        second_stage=part.second is not None,
+        second_stage=part.stages.second is not None,
     )
 
 

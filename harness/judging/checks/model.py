@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from harness.judging.checks.asked_again import NOT_ASKED, AskedAgain
 from harness.judging.checks.traces import RunRounding
 from harness.judging.detection import Detectable, Sample
 from harness.profiles.model import Judging
@@ -107,3 +108,5 @@ class Results(NamedTuple):
     """How log-probs are rounded, by the id of the plain engine, or why that cannot be told."""
     requests: int = 0
     """Requests of the run that drafted, which share the level of their gate."""
+    again: AskedAgain = NOT_ASKED
+    """What came of the single answers that were asked again."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, get_args
 
 from harness.baselines.lookup import Lookup
@@ -24,6 +24,7 @@ from harness.judging.checks import (
     transfer,
 )
 from harness.judging.checks.aggregation import listed, most_listed
+from harness.judging.checks.asked_again import AnswerId, AskedAgain, Judged
 from harness.judging.checks.attached import without_blame
 from harness.judging.checks.hypothesis_tests import registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
@@ -32,7 +33,7 @@ from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
 from harness.judging.checks.traces import roundings
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
-from harness.judging.evidence import CellView, Evidence, judging_of
+from harness.judging.evidence import ONE_STAGE, CellView, Evidence, Stages, judging_of
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
 from harness.judging.rounding import resolved
@@ -139,11 +140,24 @@ def _gates(cell: CellView, tests: Results) -> list[CheckResult]:
     results: list[CheckResult] = []
     with _crash_is_unknown(cell, traces.NAME, "the check itself failed", results):
         if rescored.applies(cell):
-            results.append(traces.judge_traces(cell, tests.roundings.get(cell.name.reference)))
+            results.append(traces.judge_traces(cell, tests.roundings.get(cell.name.reference), tests.again))
     with _crash_is_unknown(cell, request_acceptance.NAME, "the check itself failed", results):
         if request_acceptance.applies(cell):
-            results.append(request_acceptance.judge_requests(cell, tests.requests))
+            results.append(request_acceptance.judge_requests(cell, tests.requests, tests.again))
     return results
+
+
+def _answers_judged(cell: CellView, tests: Results) -> dict[str, Judged]:
+    """Return what each gate finds in each answer of a cell that it can judge; nothing where the gate itself fails,
+    which judging the cell says."""
+    found: dict[str, Judged] = {}
+    with suppress(Exception):
+        if rescored.applies(cell):
+            found[traces.NAME] = traces.moved_answers(cell, tests.roundings.get(cell.name.reference))
+    with suppress(Exception):
+        if request_acceptance.applies(cell):
+            found[request_acceptance.NAME] = request_acceptance.drafted_answers(cell, tests.requests)
+    return found
 
 
 @contextmanager
@@ -157,9 +171,10 @@ def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[Check
 
 
 def run_registered_tests(
-    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
 ) -> Results:
-    """Compute the registered tests of the normal tier, and on the second stage, if any, those that failed.
+    """Compute the registered tests of the normal tier, those that failed again on the second stage, and what the gates
+    of single answers need.
 
     With ``cells``, only theirs, as a part of the family of the whole run, and none of many cells together.
     """
@@ -170,18 +185,52 @@ def run_registered_tests(
     announced = registered(views)
     mine = [v for v in views if cells is None or v.id in cells]
     first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
-    again = None
-    if second is not None:
-        again = run_tests(list(evidence._replace(history=second, found={}).views()), judging, tripped(mine, first))
+    second = None
+    if stages.second is not None:
+        second = run_tests(list(evidence.over(stages.second).views()), judging, tripped(mine, first))
     drafting = sum(len(v.answered()) for v in views if v.speculative)
-    return Results(first, again, pooled(views, judging) if cells is None else {}, roundings(views, judging), drafting)
+    results = Results(
+        first, second, pooled(views, judging) if cells is None else {}, roundings(views, judging), drafting
+    )
+    return results._replace(again=_asked_again(evidence, stages.again, results))
 
 
-def tripped_tests(history: History, baselines: Mapping[str, Lookup]) -> list[RegisteredTest]:
-    """Return the registered tests that failed in the first stage and that a second stage must confirm."""
+def _asked_again(evidence: Evidence, rounds: Sequence[History], results: Results) -> AskedAgain:
+    """Judge the answers that were asked again by what the first stage says of rounding and levels."""
+    found: dict[str, list[Judged]] = {}
+    for history in rounds:
+        for view in evidence.over(history).views():
+            for check, judged in _answers_judged(view, results).items():
+                found.setdefault(check, []).append(judged)
+    return AskedAgain.counted(evidence.judging.stages > 1, found)
+
+
+class Tripped(NamedTuple):
+    """What a run found once, and what has to be asked again."""
+
+    tests: list[RegisteredTest]
+    """Registered tests that failed."""
+    answers: list[AnswerId]
+    """Answers that are wrong by themselves."""
+
+
+NOTHING = Tripped([], [])
+
+
+def tripped_once(history: History, baselines: Mapping[str, Lookup]) -> Tripped:
+    """Return what failed in the first stage of a run and must be confirmed; nothing in a tier with one stage."""
     evidence = evidence_for(history, baselines)
-    first = run_registered_tests(evidence).first
-    return tripped(evidence.views(), first) if evidence.judging.stages > 1 else []
+    if evidence.judging.tier == "bitwise" or evidence.judging.stages == 1:
+        return NOTHING
+    results = run_registered_tests(evidence)
+    answers = [
+        answer
+        for view in evidence.views()
+        for judged in _answers_judged(view, results).values()
+        for answer, finding in judged.items()
+        if finding is not None
+    ]
+    return Tripped(tripped(evidence.views(), results.first), list(dict.fromkeys(answers)))
 
 
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
@@ -190,19 +239,19 @@ def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
 
 
 def judge_cells(
-    evidence: Evidence, second: History | None = None, cells: Collection[str] | None = None
+    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
 ) -> tuple[CellVerdict, ...]:
     """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
-    tests = run_registered_tests(evidence, second, cells)
+    tests = run_registered_tests(evidence, stages, cells)
     most = most_listed(sum(1 for _ in evidence.views()))
     views = (view for view in evidence.views() if cells is None or view.id in cells)
     return tuple(listed(judge_cell(view, tests), most) for view in views)
 
 
-def judge(history: History, baselines: Mapping[str, Lookup], second: History | None = None) -> Judgement:
-    """Judge a recorded run and its second stage, if it has one, from the arguments alone."""
+def judge(history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE) -> Judgement:
+    """Judge a recorded run, and what was recorded after it, from the arguments alone."""
     evidence = evidence_for(history, baselines)
-    cells = judge_cells(evidence, second)
+    cells = judge_cells(evidence, stages)
     verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])
     notices, mutants = notices_of(evidence), history.run.mutants
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=notices, mutants=mutants)

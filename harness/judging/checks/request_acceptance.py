@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.history.acceptance import RequestCounts
-from harness.history.records import COLD
+from harness.history.records import COLD, Observation
 from harness.history.token_ids import common_prefix
+from harness.judging.checks.asked_again import NOT_ASKED, AnswerId, AskedAgain, Judged
 from harness.judging.checks.hypothesis_tests import full_answers, of_cold
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
@@ -74,31 +75,51 @@ def applies(cell: CellView) -> bool:
     return cell.speculative
 
 
-def judge_requests(cell: CellView, requests: int) -> CheckResult:
-    """Check the accepted drafts of each request of a cell: one with fewer than chance explains is SUSPECT.
+def judge_requests(cell: CellView, requests: int, again: AskedAgain = NOT_ASKED) -> CheckResult:
+    """Check the accepted drafts of each request of a cell: one with fewer than chance explains is SUSPECT, and a
+    REGRESSION if that came again when it was asked again.
 
     ``requests`` are those of the whole run, which share the level of this gate.
     """
+    against, _ = _twins(cell)
+    judged = drafted_answers(cell, requests, again)
+    note = f"{len(judged)} requests beside {against}" if judged else f"no request has another answer in {against}"
+    return conclude(NAME, cell.id, len(judged), [f for f in judged.values() if f is not None], note=note)
+
+
+def drafted_answers(cell: CellView, requests: int, again: AskedAgain = NOT_ASKED) -> Judged:
+    """Return what is wrong with the drafts of each request of a cell that has a twin."""
     against, twins = _twins(cell)
     both = {key: (mine, twins[key]) for key, mine in _drafted(cell).items() if key in twins}
     level = cell.judging.single_alpha / max(1, requests, len(both))
-    findings = [f for key, (mine, twin) in both.items() if (f := _finding(cell, key, mine, twin, against, level))]
-    note = f"{len(both)} requests beside {against}" if both else f"no request has another answer in {against}"
-    return conclude(NAME, cell.id, len(both), findings, note=note)
+    asked = cell.observations()
+    return {
+        AnswerId.of(cell, asked[key]): _finding(cell, asked[key], mine, twin, against, level, again)
+        for key, (mine, twin) in both.items()
+    }
 
 
-def _finding(cell: CellView, key: str, mine: _Drafted, twin: _Drafted, against: str, level: float) -> Finding | None:
+def _finding(
+    cell: CellView,
+    o: Observation,
+    mine: _Drafted,
+    twin: _Drafted,
+    against: str,
+    level: float,
+    again: AskedAgain,
+) -> Finding | None:
     """Return the finding on a request of which too few first drafts were accepted; None if they were not."""
     p, ours, theirs, what = min(_tests(mine, twin))
     # The ways to be too few share the level.
     if p > level / _WAYS:
         return None
-    o = cell.observations()[key]
-    verdict, why = decide(Facts(change="drop", against="this run", few=True))
+    answer = AnswerId.of(cell, o)
+    stage = again.stage(NAME, answer)
+    verdict, why = decide(Facts(change="drop", against="this run", few=True, second_stage=stage))
     message = (
         f"expected the first drafts of {o.prompt_id} to be accepted as often as in {against} {what}, found "
         f"{ours.accepted} of {ours.steps} beside {theirs.accepted} of {theirs.steps} (p {p:.2g}, level {level:.2g}): "
-        f"{why}; repeat the request with `harness repro`"
+        f"{why}{again.words(NAME, answer, o.prompt_id)}; repeat the request with `harness repro`"
     )
     evidence = DraftsBeside(
         accepted=ours.accepted,

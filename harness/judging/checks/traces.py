@@ -18,6 +18,7 @@ import numpy as np
 from harness.history.folder import History
 from harness.history.records import RESCORE, Observation
 from harness.history.verdict import Verdict
+from harness.judging.checks.asked_again import NOT_ASKED, AnswerId, AskedAgain, Judged
 from harness.judging.checks.rescored import applies, scores
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
@@ -111,13 +112,13 @@ def _coarser(cells: Iterable[CellView], sizes: Mapping[str, float], usual: float
     return {kind: max(1.0, statistics.median(t)) for kind, t in times.items() if len(t) >= _FEW}
 
 
-def judge_traces(cell: CellView, rounding: RunRounding | str | None) -> CheckResult:
-    """Check the log-probs of each answer of a cell by themselves: one that rounding cannot have moved is SUSPECT."""
+def judge_traces(cell: CellView, rounding: RunRounding | str | None, again: AskedAgain = NOT_ASKED) -> CheckResult:
+    """Check the log-probs of each answer of a cell by themselves: one that rounding cannot have moved is SUSPECT, and a
+    REGRESSION if that came again when it was asked again."""
     if isinstance(rounding, str):
         return conclude(NAME, cell.id, 0, [], note=rounding)
     known = rounding or RunRounding(0, 0.0, {}, {}, cell.judging.rounding_nats, {})
     findings: list[Finding] = []
-    judged = 0
     if not known.limits:
         message = (
             f"expected {LEAST_TOKENS} tokens of {cell.name.reference} with the log-probs of both readings, to show how "
@@ -131,12 +132,21 @@ def judge_traces(cell: CellView, rounding: RunRounding | str | None) -> CheckRes
                 f"({scored.reason or 'the answer, or the record, has no log-probs'})"
             )
             findings.append(cell.untested(NAME, message, scored.observation))
-        else:
-            judged += 1
-            o = scored.observation
-            found = _moved_too_far(cell, o, scored.moved, known) or _disliked(cell, o, scored.gaps, known)
-            findings += [found] if found is not None else []
-    return conclude(NAME, cell.id, judged, findings, note=_could_see(cell, known))
+    judged = moved_answers(cell, known, again)
+    findings += filter(None, judged.values())
+    return conclude(NAME, cell.id, len(judged), findings, note=_could_see(cell, known))
+
+
+def moved_answers(cell: CellView, rounding: RunRounding | str | None, again: AskedAgain = NOT_ASKED) -> Judged:
+    """Return what is wrong with each answer of a cell whose log-probs can be judged."""
+    if rounding is None or isinstance(rounding, str):
+        return {}
+    return {
+        AnswerId.of(cell, o): _moved_too_far(cell, o, moved, rounding, again)
+        or _disliked(cell, o, gaps, rounding, again)
+        for o, gaps, moved, _ in scores(cell)
+        if gaps is not None and moved is not None
+    }
 
 
 def _could_see(cell: CellView, rounding: RunRounding) -> str:
@@ -152,7 +162,9 @@ def _could_see(cell: CellView, rounding: RunRounding) -> str:
     )
 
 
-def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: RunRounding) -> Finding | None:
+def _moved_too_far(
+    cell: CellView, o: Observation, moved: Matrix, rounding: RunRounding, again: AskedAgain
+) -> Finding | None:
     """Return the finding on an answer whose log-probs moved further over a window than rounding moves them."""
     size = rounding.size_of(cell, o.prompt_id)
     units = in_units(moved, size)
@@ -160,7 +172,7 @@ def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: RunR
     limit, mean, start, tokens = max(windows, key=lambda w: w[1] / w[0], default=(CAP, 0.0, 0, 0))
     if mean <= limit:
         return None
-    verdict, why = _few()
+    verdict, why = _few(cell, o, again)
     message = (
         f"expected the output of {o.prompt_id} to be as likely to {cell.name.reference}, which reads it afresh, as to "
         f"the engine that said it, but for rounding, which moves a token of this text by {size:.2g} nats and {tokens} "
@@ -173,13 +185,15 @@ def _moved_too_far(cell: CellView, o: Observation, moved: Matrix, rounding: RunR
     return cell.finding(NAME, verdict, cell.wrong_output, message, o, evidence)
 
 
-def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: RunRounding) -> Finding | None:
+def _disliked(
+    cell: CellView, o: Observation, gaps: Sequence[float], rounding: RunRounding, again: AskedAgain
+) -> Finding | None:
     """Return the finding on an answer with a token that rounding cannot have chosen."""
     bound = rounding.gap_nats * rounding.times(cell)
     if max(gaps, default=0.0) <= bound:
         return None
     wrong = [i for i, gap in enumerate(gaps) if gap > bound]
-    verdict, why = _few()
+    verdict, why = _few(cell, o, again)
     message = (
         f"expected no output token of {o.prompt_id} that {cell.name.reference} dislikes by more than {bound:.2g} nats "
         f"when it reads prompt and output afresh, found {len(wrong)} of {len(gaps)}, the first at output token "
@@ -191,8 +205,11 @@ def _disliked(cell: CellView, o: Observation, gaps: Sequence[float], rounding: R
     return cell.finding(NAME, verdict, cell.wrong_output, message, o, found)
 
 
-def _few() -> tuple[Verdict, str]:
-    return decide(Facts(change="differ", against="this run", few=True))
+def _few(cell: CellView, o: Observation, again: AskedAgain) -> tuple[Verdict, str]:
+    answer = AnswerId.of(cell, o)
+    stage = again.stage(NAME, answer)
+    verdict, why = decide(Facts(change="differ", against="this run", few=True, second_stage=stage))
+    return verdict, why + again.words(NAME, answer, o.prompt_id)
 
 
 def _worst_window(units: Matrix, size: int) -> tuple[float, int, int]:

@@ -10,7 +10,8 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.history.records import RESCORE, Observation
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge
+from harness.judging.checks.registry import judge, tripped_once
+from harness.judging.evidence import Stages
 from harness.judging.exposure import exposure_of
 from harness.judging.findings import CheckResult, Judgement
 from harness.reports.trend import answers_of
@@ -75,6 +76,45 @@ def result(made: History, cell: str, lookups: dict[str, Lookup]) -> CheckResult:
     found = judge(made, lookups).result(cell, "logprob-trace")
     assert found is not None
     return found
+
+
+# --- asked again ------------------------------------------------------------------------------------------------------
+
+
+def read(prompts: int, lengths: list[int] = PROMPTS, stages: int = 2, cell: str = "pd-eagle3") -> History:
+    """Return a night in which the first answers of P/D are garbage, as the plain engine reads it."""
+    made = night(change=garbage(prompts), lengths=lengths, stages=stages)
+    plain = {o.prompt_id: o.final.output_ids for o in made.observations if o.cell == "single-none"}
+    return scored(made, lambda o: 15.0 if o.final.output_ids != plain[o.prompt_id] else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "verdict", "words"),
+    [
+        ((1, 1, 1), Verdict.REGRESSION, "asked again: found 3 of 3 times; in single-eagle3, cold, 0 of 3 times"),
+        ((0, 1, 0), Verdict.REGRESSION, "asked again: found 1 of 3 times"),
+        ((0, 0, 0), Verdict.SUSPECT, "did not come again when the request was sent again"),
+        ((), Verdict.SUSPECT, "no test over all requests sees single ones"),
+    ],
+)
+def test_an_answer_that_is_wrong_again_is_a_regression(rounds, verdict, words):
+    again = tuple(read(wrong, PROMPTS[:1]) for wrong in rounds)
+    judgement = judge(read(1), baselines(PROMPTS), Stages(again=again))
+    (found,) = [f for f in judgement.findings if f.check == "logprob-trace"]
+    assert (found.verdict, found.prompt_id) == (verdict, "p32")
+    assert words in found.message
+
+
+def test_a_round_without_the_answer_says_nothing():
+    judgement = judge(read(1), baselines(PROMPTS), Stages(again=(read(0, PROMPTS[5:6]),)))
+    (found,) = [f for f in judgement.findings if f.check == "logprob-trace"]
+    assert found.verdict is Verdict.SUSPECT
+    assert "asked again" not in found.message
+
+
+def test_only_a_tier_with_two_stages_asks_again():
+    assert [a.key for a in tripped_once(read(2), baselines(PROMPTS)).answers] == ["p32", "p33"]
+    assert tripped_once(read(2, stages=1), baselines(PROMPTS)) == ([], [])
 
 
 # --- log-probs --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from harness.history.verdict import Verdict
 from harness.judging.checks import drafting
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest
-from harness.judging.checks.registry import judge, tripped_tests
-from harness.judging.evidence import Evidence
+from harness.judging.checks.registry import judge, tripped_once
+from harness.judging.evidence import Evidence, Stages
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
 from tests.support.builders import change_final, changed_rows, history, observation, view, with_profile
@@ -89,14 +89,14 @@ def test_better_than_recorded_is_improved_and_better_than_single_is_wrong():
 
 def test_second_stage_decides_between_regression_and_suspect():
     first = night(pd=worse)
-    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tripped_tests(first, baselines())
+    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tripped_once(first, baselines()).tests
     assert verdict(judge(first, baselines()), "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
-    confirmed = judge(first, baselines(), night(pd=worse))
+    confirmed = judge(first, baselines(), Stages(night(pd=worse)))
     assert verdict(confirmed, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
-    passed = judge(first, baselines(), night())
+    passed = judge(first, baselines(), Stages(night()))
     assert verdict(passed, "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
     assert passed.verdict.exit_code != 0
-    lacking = judge(first, baselines(), night(lengths=LENGTHS[:2]))
+    lacking = judge(first, baselines(), Stages(night(lengths=LENGTHS[:2])))
     assert verdict(lacking, "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
 
 
@@ -173,9 +173,9 @@ def test_holm_is_what_keeps_a_lone_small_p_from_failing(monkeypatch):
 
 def test_second_stage_that_could_not_see_it_confirms_nothing():
     first = night(pd=worse, must_detect_points=60)
-    blind = judge(night(pd=worse, must_detect_points=0.5), baselines(), night(pd=again))
+    blind = judge(night(pd=worse, must_detect_points=0.5), baselines(), Stages(night(pd=again)))
     assert verdict(blind, "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
-    assert verdict(judge(first, baselines(), night()), "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
+    assert verdict(judge(first, baselines(), Stages(night())), "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
 
 
 def test_change_below_the_floor_is_no_failure():
@@ -303,8 +303,8 @@ def test_crashed_test_is_unknown_and_hides_nothing(monkeypatch):
 
 def test_judging_twice_gives_the_same_bytes():
     made = night(pd=worse)
-    first = judge(made, baselines(), night(pd=again))
-    assert first.model_dump_json() == judge(made, baselines(), night(pd=again)).model_dump_json()
+    first = judge(made, baselines(), Stages(night(pd=again)))
+    assert first.model_dump_json() == judge(made, baselines(), Stages(night(pd=again))).model_dump_json()
 
 
 def without_metrics(o: Observation) -> Observation:

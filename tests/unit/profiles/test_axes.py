@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands import run as operations
-from harness.commands import run as run_command
+from harness.commands import later_stages as operations
 from harness.errors import ProfileError, UsageError
 from harness.history.folder import History, write_run
 from harness.history.layout import SECOND
 from harness.judging.checks.model import RegisteredTest
+from harness.judging.checks.registry import Tripped
 from harness.judging.checks.rescored import applies
 from harness.judging.evidence import Evidence
-from harness.judging.references import load_second
+from harness.judging.references import load_stages
 from harness.profiles.axes import part_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
 from harness.profiles.load import load_profile
@@ -163,7 +163,7 @@ def test_second_stage_of_one_variant_belongs_to_the_run_of_all(tmp_path):
     (tmp_path / SECOND).mkdir()
     for lineup, target, belongs in (("none+v2", "b", True), ("none+v2", "c", False), ("none+v3", "b", False)):
         write_run(tmp_path / SECOND, made.run.model_copy(update={"identities": {lineup: {"target": target}}}))
-        assert (load_second(first) is not None) is belongs
+        assert (load_stages(first).second is not None) is belongs
 
 
 def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeypatch):
@@ -171,12 +171,12 @@ def test_second_stage_is_run_without_the_cells_that_cannot_run(tmp_path, monkeyp
     prepared = prepare(path, ["*-none", "*-eagle3"])._replace(lacking={"pd-eagle3+v1": "no drafter"})
     seen = []
     test = RegisteredTest("pd-eagle3+v2", "cold", "acceptance-single")
-    monkeypatch.setattr(operations, "tripped_tests", lambda *_: [test])
+    monkeypatch.setattr(operations, "tripped_once", lambda *_: Tripped([test], []))
     monkeypatch.setattr(operations, "baselines_for", lambda *_: {})
     monkeypatch.setattr(operations, "record_into", lambda _folder, again, *_: seen.append(again))
     with Reporter(1.0) as reporter:
         made = history([observation("single-none+v2", 40)], folder=tmp_path)
-        run_command.second_stage(prepared, made, reporter, RunOptions())
+        operations.later_stages(prepared, made, reporter, RunOptions())
     [again] = seen
     assert {w.cell.id for w in again.works} == {"pd-eagle3+v2", "single-eagle3+v2", "single-none+v2"}
     assert again.lacking == {}

@@ -12,7 +12,7 @@ from harness.history.verdict import Verdict
 from harness.reports.across_runs import print_comparison, print_trend, render_comparison, render_trend
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
-from harness.reports.trend_model import TrendRun
+from harness.reports.trend_model import TrendRun, WrongAlone
 from tests.support.builders import change_final, garbled, history, observation, speculation, written_run
 from tests.support.pages import Page, printed
 
@@ -140,3 +140,26 @@ def test_folder_without_two_runs_is_refused(tmp_path):
         load_trend(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="found a run; name the folder above"):
         load_trend(tmp_path / "only")
+
+
+def with_wrong(nights: int, of: int) -> list[TrendRun]:
+    return [
+        TrendRun(f"n{i}", str(i), Path("n"), Verdict.PASS, {}, {}, {}, "0", alone=WrongAlone(i < nights, 1e-3))
+        for i in range(of)
+    ]
+
+
+@pytest.mark.parametrize(("nights", "of", "certain"), [(1, 1, False), (1, 30, False), (2, 9, True), (2, 30, False)])
+def test_nights_with_an_answer_that_is_wrong_by_itself_are_added_up(nights, of, certain):
+    found = trend_of(with_wrong(nights, of), 365)
+    (row,) = found.intermittent
+    assert (row.found, row.runs, row.certain) == (nights, of, certain)
+    assert f"{nights} of {of} run" in printed(print_trend, found)
+    page = render_trend(found, Path("trend.html"))
+    assert ("an intermittent defect" in page) is certain
+
+
+def test_nights_of_right_answers_add_up_to_nothing():
+    assert trend_of(with_wrong(0, 30), 365).intermittent == ()
+    before = [TrendRun(f"n{i}", str(i), Path("n"), Verdict.PASS, {}, {}, {}, "0") for i in range(2)]
+    assert trend_of(before, 365).intermittent == ()

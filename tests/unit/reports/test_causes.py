@@ -7,6 +7,7 @@ import pytest
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
+from harness.judging.evidence import Stages
 from harness.judging.exposure import Exposure, exposure_of, one_in
 from harness.judging.findings import Judgement
 from harness.judging.references import References
@@ -206,7 +207,7 @@ def suspect(folder=None) -> RunSummary:
     first = night(pd=worse)
     if folder is not None:
         first = first.model_copy(update={"folder": folder})
-    return summarise_run(first, judge(first, baselines(), night()))
+    return summarise_run(first, judge(first, baselines(), Stages(night())))
 
 
 def test_suspect_says_what_to_do_next(tmp_path):
