@@ -12,6 +12,7 @@ merging run in separate processes, and their results are checked. The files stay
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,11 @@ def records(cells: int) -> RunRecord:
     )
 
 
+_EXCHANGES = count()
+"""Each exchange has an id of its own, over all runs that are written."""
+_REQUEST = re.compile(r'"request_id": "[^"]*"')
+
+
 def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path, str]]:
     """Yield observations as JSON lines, with their files below the cells' folder, file by file.
 
@@ -169,8 +175,10 @@ def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path,
     long = {cell: [_text(_in_scenario(cell, n)) for n in LONG] for cell in CELLS}
 
     def put(text: str, name: str, record: str, i: int, renamed: bool = True) -> str:
-        text = text.replace(f'"cell": "{name}"', f'"cell": "{record}"', 1).replace(
-            '"sequence": 0', f'"sequence": {i}', 1
+        text = (
+            _REQUEST.sub(f'"request_id": "x{next(_EXCHANGES)}"', text)
+            .replace(f'"cell": "{name}"', f'"cell": "{record}"', 1)
+            .replace('"sequence": 0', f'"sequence": {i}', 1)
         )
         return (
             text.replace(f'"prompt_id": "{_prompt(i)[0]}"', f'"prompt_id": "{_prompt(i)[1]}"', 1) if renamed else text

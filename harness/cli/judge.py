@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from harness.cli import completion, shapes
-from harness.cli.options import LATEST, BaselinesOption, JsonOption, KnownOption, RunDir, make_console, print_json
+from harness.cli.options import (
+    LATEST,
+    BaselinesOption,
+    JsonOption,
+    KnownOption,
+    RunDir,
+    StrictOption,
+    make_console,
+    print_json,
+)
 from harness.errors import StorageError, UsageError
 from harness.history.layout import require_run
 
@@ -52,6 +61,7 @@ def check_command(
     write: Annotated[
         bool, typer.Option("--write", help="Write reports into the run's folder, in place of those it has.")
     ] = False,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge a recorded run again and print its verdict; equal inputs give equal verdicts. Starts no engine.
@@ -66,7 +76,7 @@ def check_command(
     from harness.reports.judge_run import check as judge_again
 
     references = References(baselines=baselines, known=known, against=against, record=record, expect=expect)
-    _end(judge_again(run_dir, references, run_dir if write else out).summary, as_json)
+    _end(judge_again(run_dir, references, run_dir if write else out).summary, as_json, strict)
 
 
 def report_command(
@@ -215,6 +225,7 @@ def merge_command(
     armed: Annotated[bool, typer.Option("--armed", help="Accept parts with injected faults.")] = False,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge the parts of a run and judge them once, over all cells together. Starts no engine.
@@ -232,13 +243,14 @@ def merge_command(
         out,
         MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known),
     )
-    _end(judge_and_report(history, References(baselines, known), carrying=True), as_json)
+    _end(judge_and_report(history, References(baselines, known), carrying=True), as_json, strict)
 
 
-def _end(summary: RunSummary, as_json: bool) -> NoReturn:
+def _end(summary: RunSummary, as_json: bool, strict: bool) -> NoReturn:
     """Print a judged run, and exit with the code of its verdict."""
     from harness.reports.terminal import print_summary
 
+    summary = summary._replace(strict=strict)
     if as_json:
         print_json(shapes.judged_run(summary))
     else:

@@ -110,6 +110,7 @@ MutantOption = Annotated[
         "Inject this fault (`harness list faults`), e.g. M1. Such a run says so everywhere, and never passes."
     ),
 ]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 1 for expected failures (KNOWN), too.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON (docs/command-line.md) and nothing else on standard output.")
 ]

@@ -25,6 +25,7 @@ from harness.cli.options import (
     QuickOption,
     QuickProfileOption,
     ScenarioOption,
+    StrictOption,
     chosen_profile,
     flags_for,
     key_in,
@@ -106,6 +107,7 @@ def run_command(
         bool,
         typer.Option("--fail-fast", help="Start no further engines after those of the first cell with a regression."),
     ] = False,
+    strict: StrictOption = False,
     part: Annotated[
         bool,
         typer.Option(
@@ -176,7 +178,7 @@ def run_command(
     choice = ExecutorChoice(executor, ray_address, pair_nodes)
     flags = parse_flags(engine_arg or [], engine_env or [])
     if resume is not None:
-        _resume(resume, engine_python, flags, choice, base_port, part)
+        _resume(resume, engine_python, flags, choice, base_port, part, strict)
     if prepare_first:
         from harness.commands.prepare_profile import make_missing
 
@@ -214,6 +216,7 @@ def run_command(
         + ("servers that run already" if any(servers.values()) else counted(prepared.plan.engines, "engine start")),
         lambda reporter: execute(prepared, out, reporter, options, fail_fast),
         part,
+        strict,
     )
 
 
@@ -245,7 +248,13 @@ def _attached(
 
 
 def carry_out(
-    executor: Executor, tell: Tell, work: Prepared, what: str, record: Callable[[Reporter], Outcome], part: bool
+    executor: Executor,
+    tell: Tell,
+    work: Prepared,
+    what: str,
+    record: Callable[[Reporter], Outcome],
+    part: bool,
+    strict: bool = False,
 ) -> NoReturn:
     """Record and judge with an executor, print the summary, and exit accordingly."""
     from harness.util.progress import Reporter
@@ -255,7 +264,7 @@ def carry_out(
             reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
             _warn(reporter)
             outcome = record(reporter)
-        _end(outcome, part, tell)
+        _end(outcome._replace(summary=outcome.summary._replace(strict=strict)), part, tell)
 
 
 def _warn(reporter: Reporter) -> None:
@@ -291,6 +300,7 @@ def _resume(
     choice: ExecutorChoice,
     base_port: int | None,
     part: bool,
+    strict: bool,
 ) -> NoReturn:
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
@@ -306,7 +316,7 @@ def _resume(
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {counted(len(left.history.run.cells), 'cell')}"
     how = RunOptions(engine_python, chosen, flags=flags)
-    carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part)
+    carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part, strict)
 
 
 def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:

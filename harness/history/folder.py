@@ -18,6 +18,7 @@ from pydantic import Field, InstanceOf, ValidationError
 from harness.errors import DataError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
+from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.history.index import CellRows, RecordedCells, RecordedFile, cell_rows
 from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
@@ -203,6 +204,12 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     if not isinstance(run.asked_for.setting("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     wrong = list(contradictions(run))
+    if version == SCHEMA and RESET_PREFIX_CACHE not in run.lacking and run.kind == "run":
+        wrong += [
+            f"{c.cell}: expected to be told when the KV pools were empty, found nothing"
+            for c in run.cells
+            if c.emptied_s == {} and c.state == "complete"
+        ]
     if version == SCHEMA and run.merged is None:
         wrong += [f"{c.cell}: expected its plan, found only counts" for c in run.cells if c.plan == COUNTED]
     if wrong:
@@ -215,6 +222,11 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
         recorded = read_cells(folder, order, kept)
     except OSError as error:
         raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
+    if again := recorded.repeated_exchanges:
+        raise DataError(
+            f"{folder}: expected each exchange with an engine (request id and role) once, found {again} that stand for "
+            "several answers: the record was written twice or put together by hand; record the run again"
+        )
     observations = tuple(kept) if kept is not None else recorded
     return History(folder=folder, run=run, observations=observations, sha256=sha256, torn_line=recorded.torn)
 

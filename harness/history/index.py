@@ -7,11 +7,13 @@ recently used cells are kept parsed.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import numpy as np
 from pydantic import ValidationError
 
 from harness.errors import DataError
@@ -56,6 +58,8 @@ class RecordedFile:
         self.cell = cell
         self.lines = self.size = 0
         self.scenarios: set[str] = set()
+        self.exchanges: array[int] = array("q")
+        """A number for each exchange with an engine, which is its own."""
         self.torn = False
         """Whether there is anything after the last complete line of at most LONGEST_LINE bytes."""
         with self._open() as stream:
@@ -74,6 +78,7 @@ class RecordedFile:
                 self.lines += 1
                 self.size += len(line)
                 self.scenarios.add(o.scenario)
+                self.exchanges.extend(hash((leg.request_id, leg.role)) for leg in o.legs)
                 if kept is not None:
                     kept.append(o)
 
@@ -130,6 +135,12 @@ class RecordedCells:
     def torn(self) -> bool:
         """Whether there is anything after the last complete line of a file."""
         return any(file.torn for files in self.files.values() for file in files)
+
+    @property
+    def repeated_exchanges(self) -> int:
+        """How many exchanges are on record more than once: one that stands for two answers proves at most one."""
+        every = np.concatenate([np.zeros(0, np.int64), *(f.exchanges for of in self.files.values() for f in of)])
+        return len(every) - len(np.unique(every))
 
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)

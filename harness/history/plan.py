@@ -13,6 +13,8 @@ from harness.util.files import sha256_json
 
 _AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage", "abandon", "feature")
 """Fields that an observation and its row of the plan have in common, beside those that identify the request."""
+ROUTER = "router"
+"""Role of routers, of which each cell may start one of its own."""
 _IN_ROUNDS = ("route", "max_tokens", "temperature", "stage")
 """The same for a soak, which sends its prompts many at a time and again in each round."""
 
@@ -115,6 +117,27 @@ def contradictions(run: RunRecord) -> Iterator[str]:
             yield f"plans: expected each request of {key} once, found one again"
     for cell in run.cells:
         yield from _of_cell(run, cell)
+    yield from _of_engines(run)
+    for resumption in run.resumed:
+        if resumption.set_aside and not resumption.files:
+            yield f"resumed: expected the files of {resumption.set_aside} answers that were set aside, found none"
+
+
+def _of_engines(run: RunRecord) -> Iterator[str]:
+    """Yield what is wrong with the engines: of each group one in each role, each a process of its own."""
+    # Engines of an interrupted part of the run keep its number.
+    groups = {c.group.split("~")[0] for c in run.cells}
+    roles = Counter((e.group, e.role) for e in run.engines if e.role != ROUTER)
+    for (group, role), n in roles.items():
+        if n > 1:
+            yield f"engines: expected one {role} engine of {group}, found {n}"
+    for engine in run.engines:
+        if engine.group.split("~")[0] not in groups:
+            yield f"engines: expected the groups of the cells, found {engine.group}"
+    pids = Counter((e.group, e.node, e.pid) for e in run.engines if not e.attached)
+    for (group, _, pid), n in pids.items():
+        if n > 1:
+            yield f"engines: expected each engine of {group} to be a process of its own, found {pid} {n} times"
 
 
 def _of_cell(run: RunRecord, cell: CellRecord) -> Iterator[str]:

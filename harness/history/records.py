@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -15,7 +16,7 @@ from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
 
 Form = Literal["ids", "text"]
-Kind = Literal["run", "soak", "drill"]
+Kind = Literal["run", "soak", "drill", "control"]
 RESCORE = "rescore"
 """Pseudo-scenario of what the plain engine is asked beside its cell: to re-score the outputs of cells (instance 0), and
 to show how it rounds (``harness.history.rounding``)."""
@@ -288,6 +289,12 @@ class EngineRecord(Strict):
         return self.model_copy(update={"group": name, "log": name + self.log.removeprefix(self.group)})
 
 
+_NO_PROCESS = re.compile(
+    r"port \d+ on [^\s,]+, which is in use"
+    r"|shared memory that cannot be examined \([^()]*\)"
+    r"|shared memory /dev/shm/[\w.-]+, used by pid \d+"
+)
+"""What may be left over without a process that still runs."""
 COUNTED = "counted"
 """Stands for the plan of a cell that was recorded before schema 5."""
 
@@ -313,6 +320,9 @@ class CellRecord(Strict):
     modules: int = 1
     """Modules of multi-token prediction that draft one after the other, each of which sees one token more than the one
     before; 1 for other drafters."""
+    kv_numbers: int | None = None
+    """Numbers of a token's KV that a hand-off moves, by the configs of the models; None where they do not tell, and in
+    records of earlier versions."""
     route: Route = "client"
     """Who performed the hand-off: the harness, or a router."""
     planned: int
@@ -359,7 +369,7 @@ class CellRecord(Strict):
     @property
     def left_running(self) -> bool:
         """Whether processes of its engines may still be running; anything else left over is memory or a port."""
-        return any(not words.startswith(("shared memory ", "port ")) for words in self.left_over)
+        return any(not _NO_PROCESS.fullmatch(words) for words in self.left_over)
 
 
 class Part(Strict):
@@ -447,6 +457,9 @@ class RunRecord(Strict):
     """Whether it was to show how it rounds."""
     lacking: dict[str, str] = Field(default_factory=dict)
     """Interfaces that this vLLM version lacks, and what that costs."""
+    references: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of each copy of a baseline or list of known defects that the run carries, by its path in the folder;
+    empty in records of earlier versions."""
     merged: Merged | None = None
     """The parts of a merged run; None in any other run."""
     resumed: tuple[Resumption, ...] = ()
@@ -482,13 +495,21 @@ class RunRecord(Strict):
     def cannot_pass(self) -> bool:
         """Whether the run cannot pass, whatever its cells say.
 
-        That is so if it was interrupted or did not finish, a defect was injected, its parts contradict each other,
-        requests with findings were repeated, it is a soak without a verdict, or its engines may still be running.
+        That is so if it was interrupted or did not finish, a defect was injected, or its engines have one that may be
+        switched on, its parts contradict each other, requests with findings were repeated, it is a soak without a
+        verdict, or its engines may still be running.
         """
         unsettled = self.merged is not None and self.merged.unsettled
         no_soak_verdict = self.kind == "soak" and self.came_to is None
         unfinished = self.finished is None or no_soak_verdict or any(c.left_running for c in self.cells)
-        return self.interrupted or unfinished or bool(self.mutants) or unsettled or self.reasked_after_findings
+        return self.interrupted or unfinished or bool(self.all_mutants) or unsettled or self.reasked_after_findings
+
+    @property
+    def all_mutants(self) -> tuple[str, ...]:
+        """Mutants that were enabled, or else those that an engine has; in the control of a self-test they are switched
+        off."""
+        installed = (m for e in self.engines for m in e.mutants) if self.kind != "control" else ()
+        return self.mutants or tuple(dict.fromkeys(installed))
 
     @property
     def reasked_after_findings(self) -> bool:

@@ -9,6 +9,7 @@ from harness.history.records import RunRecord
 
 _WHY = {
     "soak": "its answers were given under load, round after round, and only the soak as a whole has a verdict",
+    "control": "faults were installed in its engines, and switched off",
     "drill": "a fault was injected while it was recorded",
 }
 

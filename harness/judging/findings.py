@@ -14,6 +14,7 @@ from harness.judging.figures import (
     FindingEvidence,
     IncompleteCell,
     StepsDifference,
+    TokenDifference,
     TokenTestEvidence,
 )
 from harness.util.strict import Strict
@@ -113,6 +114,12 @@ class Finding(Strict):
     def last_step(self) -> bool:
         """Whether only the drafts that look past the end of an answer differ."""
         return isinstance(self.evidence, StepsDifference) and self.evidence.last_alone
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether an answer is right up to its last token; so are those of findings that are not about tokens."""
+        found = self.evidence
+        return not isinstance(found, TokenDifference) or found.position >= found.output_tokens - 1
 
     @property
     def reason(self) -> str:

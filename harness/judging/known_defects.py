@@ -14,10 +14,15 @@ from datetime import date, datetime
 
 from harness.errors import DataError
 from harness.history.folder import History
-from harness.history.records import in_words
+from harness.history.records import Form, Observation, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
+from harness.profiles.cells import CellName
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
+from harness.util.text import counted
+
+UNTESTED = "untested: "
+"""How a notice begins that says which states an expected failure makes say nothing."""
 
 
 def apply_known(judgement: Judgement, known: KnownDefects | None, history: History) -> Judgement:
@@ -35,7 +40,7 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
             continue
         entry = entry._replace(defect=narrowed)
         if _day(history.run.started) > entry.defect.expires:
-            again = any(_fits(entry.defect, f) for f in judgement.findings)
+            again = any(_fits(entry.defect, f, history) for f in judgement.findings)
             what = (
                 "its findings fail the run again; renew it in" if again else "it matches nothing here; delete it from"
             )
@@ -45,9 +50,9 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
             )
             continue
         valid.append(entry)
-    cells = tuple(_cell(c, valid) for c in judgement.cells)
+    cells = tuple(_cell(c, valid, history) for c in judgement.cells)
     for entry in valid:
-        notices += _entry_notices(entry, judgement, cells, known.path.name)
+        notices += _entry_notices(entry, judgement, cells, history, known.path.name)
     verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
 
@@ -71,31 +76,48 @@ def _day(text: str) -> date:
         ) from error
 
 
-def _fits(defect: KnownDefect, finding: Finding) -> bool:
+def _fits(defect: KnownDefect, finding: Finding, history: History) -> bool:
     certain = finding.verdict not in (Verdict.PASS, Verdict.UNKNOWN)
-    return certain and finding.damage in defect.classes and defect.covers_place(finding)
+    here = certain and finding.damage in defect.classes and defect.covers_place(finding)
+    return here and _shows(defect, finding, history)
 
 
-def _matching(defect: KnownDefect, cell: CellVerdict) -> int:
+def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
+    """Return whether the answer that a finding is about looks as the defect makes it."""
+    o = _answer(history, finding.cell, finding)
+    if o is None or o.final is None:
+        return True
+    name = CellName.of(finding.cell)
+    twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
+    return not defect.alike or twin is None or twin.final is None or twin.final.output_ids == o.final.output_ids
+
+
+def _answer(history: History, cell: str, finding: Finding) -> Observation | None:
+    """Return a cell's answer to the request that a finding is about; None if it is about no request."""
+    form: Form = "text" if finding.form == "text" else "ids"
+    return history.of(cell, form, finding.scenario).get(finding.part or finding.prompt_id or "")
+
+
+def _matching(defect: KnownDefect, cell: CellVerdict, history: History) -> int:
     """Count the findings of a cell in a scenario that match an entry."""
-    return how_many(f for r in cell.results for f in r.findings if _fits(defect, f))
+    return how_many(f for r in cell.results for f in r.findings if _fits(defect, f, history))
 
 
-def _cell(cell: CellVerdict, entries: Iterable[Entry]) -> CellVerdict:
-    # Which of too many findings are the known defect cannot be told, so that none of them is covered.
-    usable = [e for e in entries if _matching(e.defect, cell) <= e.defect.at_most]
-    results = tuple(_result(r, usable) for r in cell.results)
+def _cell(cell: CellVerdict, entries: Iterable[Entry], history: History) -> CellVerdict:
+    # Which of too many findings are the known defect cannot be told, and fewer are a change: none of them is covered.
+    usable = [e for e in entries if e.defect.at_least <= _matching(e.defect, cell, history) <= e.defect.at_most]
+    results = tuple(_result(r, usable, history) for r in cell.results)
     if results == cell.results:
         return cell
     return cell.model_copy(update={"results": results, "verdict": worst(r.verdict for r in results)})
 
 
-def _result(result: CheckResult, entries: list[Entry]) -> CheckResult:
+def _result(result: CheckResult, entries: list[Entry], history: History) -> CheckResult:
     if not result.findings:
         return result
     found = []
     for finding in result.findings:
-        entry = next((e for e in entries if _fits(e.defect, finding)), None)
+        entry = next((e for e in entries if _fits(e.defect, finding, history)), None)
         if entry is not None:
             finding = finding.model_copy(
                 update={"verdict": Verdict.KNOWN, "known": entry.defect.id, "link": entry.defect.link}
@@ -104,19 +126,32 @@ def _result(result: CheckResult, entries: list[Entry]) -> CheckResult:
     return result.model_copy(update={"findings": tuple(found), "verdict": worst(f.verdict for f in found)})
 
 
-def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict], name: str) -> Iterable[str]:
+def _entry_notices(
+    entry: Entry, before: Judgement, after: Iterable[CellVerdict], history: History, name: str
+) -> Iterable[str]:
     defect = entry.defect
     findings = [f for c in after for r in c.results for f in r.findings]
     mine = [f for f in findings if f.known == defect.id]
     lines = f"lines {entry.first_line} to {entry.last_line} of {name}"
-    grown = [(c, n) for c in before.cells if (n := _matching(defect, c)) > defect.at_most]
+    found = [(c, _matching(defect, c, history)) for c in before.cells]
+    grown = [(c, n) for c, n in found if n > defect.at_most or 0 < n < defect.at_least]
     for cell, count in grown:
+        limit, key, what = (
+            (f"at most {defect.at_most}", "at_most", "raise")
+            if count > defect.at_most
+            else (f"at least {defect.at_least}", "at_least", "lower")
+        )
         yield (
-            f"expected failure {defect.id} covers nothing in {in_words(cell.cell, cell.scenario)}: expected at most "
-            f"{defect.at_most} findings, found {count}; if all of them are that defect, raise at_most ({lines})"
+            f"expected failure {defect.id} covers nothing in {in_words(cell.cell, cell.scenario)}: expected {limit} "
+            f"findings, found {count}; if all of them are that defect, {what} {key} ({lines})"
         )
     if mine:
         yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
+        if defect.untested:
+            yield (
+                f"{UNTESTED}{in_words_of(mine)}: with {defect.id} these states say nothing more of the engines; test "
+                "them where it does not show"
+            )
         uncovered = (f for f in findings if f.known is None and f.verdict.fails and _near(defect, f))
         wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
         if wider:
@@ -128,6 +163,14 @@ def _entry_notices(entry: Entry, before: Judgement, after: Iterable[CellVerdict]
             f"expected failure {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then "
             f"delete {lines}"
         )
+
+
+def in_words_of(findings: Iterable[Finding]) -> str:
+    """Return the states that findings are about, in words."""
+    cells: dict[str, set[str]] = {}
+    for f in findings:
+        cells.setdefault(f.scenario, set()).add(f.cell)
+    return ", ".join(f"{scenario} in {counted(len(of), 'cell')}" for scenario, of in cells.items())
 
 
 def _near(defect: KnownDefect, finding: Finding) -> bool:

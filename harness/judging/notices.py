@@ -52,10 +52,10 @@ def _of_engines(run: RunRecord) -> Iterator[str]:
     if run.engine_flags:
         tested = "engines under test" if run.engines else "no engine became ready"
         yield f"{tested} with {' '.join(run.engine_flags)}; baselines are of engines without"
-    if run.mutants:
+    if run.all_mutants:
         yield (
-            f"INJECTED FAULT {', '.join(run.mutants)}: this run has a deliberate defect, so it says nothing about vLLM "
-            "and cannot pass"
+            f"INJECTED FAULT {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "
+            "vLLM and cannot pass"
         )
 
 

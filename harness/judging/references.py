@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,10 @@ from harness.baselines.build import references_in
 from harness.baselines.index import BaselineIndex
 from harness.baselines.lookup import Limits, Lookup, look_up, unused
 from harness.errors import UsageError
-from harness.history.folder import History, load_history
+from harness.history.folder import History, load_history, write_run
 from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, RUN, SECOND, rounds_below
-from harness.history.records import COLD, RESCORE
+from harness.history.records import COLD, COUNTED, RESCORE
 from harness.judging.evidence import Stages, judging_of
 from harness.util.files import write_atomic
 from harness.util.json_io import MIB, read_text
@@ -174,19 +175,46 @@ def _completed(history: History, other: Path, found: Mapping[str, Lookup]) -> di
     return out
 
 
-def carry(history: History, references: References) -> None:
-    """Copy the baselines and known defects that a run is judged by into its folder, to be judged alike elsewhere.
-    Raises StorageError."""
+def carry(history: History, references: References) -> History:
+    """Copy the baselines and known defects that a run is judged by into its folder, to be judged alike elsewhere, and
+    return the run with their hashes on record. Raises StorageError."""
     lookups = lookups_for(history, references).values() if references.against is None else ()
     baselines = [file for k in lookups if k.path is not None for file in (k.path, k.path.with_suffix(".csv"))]
     known = references.known or known_of(history)
     copies = {history.folder / CARRIED_BASELINES / file.name: file for file in baselines}
     if known is not None:
         copies[history.folder / CARRIED_KNOWN] = known
+    hashes = {}
     for target, source in copies.items():
         with writing(target):
             text = read_text(source, _MOST_BYTES)
         write_atomic(target, text)
+        hashes[target.relative_to(history.folder).as_posix()] = hashlib.sha256(text.encode()).hexdigest()
+    if any(c.plan == COUNTED or c.emptied_s == {} for c in history.run.cells):
+        # A record of an earlier version stays as it is: migrated, it would lack what this one has.
+        return history
+    run = history.run.model_copy(update={"references": hashes})
+    return history.model_copy(update={"run": run, "sha256": write_run(history.folder, run)})
+
+
+def changed_copies(history: History, references: References) -> str | None:
+    """Return that the copies by which a run is judged are not those that it was recorded with, in words, or None."""
+    recorded = history.run.references
+    folders = [] if references.baselines is not None or references.against is not None else [baselines_folder(history)]
+    used = [f for f in folders if f is not None] + ([] if references.known is not None else [known_of(history)])
+    if not recorded or not any(p is not None and p.is_relative_to(history.folder / REFERENCES) for p in used):
+        return None
+    for name, sha256 in recorded.items():
+        try:
+            found = hashlib.sha256(read_text(history.folder / name, _MOST_BYTES).encode()).hexdigest()
+        except (OSError, ValueError):
+            found = "none"
+        if found != sha256:
+            return (
+                f"{name}: expected the copy that the run was recorded with, found it changed or gone, so its verdict "
+                "says nothing; restore it, or name baselines and known defects with --baselines and --known"
+            )
+    return None
 
 
 def standing_in(history: History, references: References) -> list[str]:

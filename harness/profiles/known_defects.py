@@ -44,6 +44,8 @@ class FindingLocation(Protocol):
     def changed(self) -> tuple[str, ...]: ...
     @property
     def last_step(self) -> bool: ...
+    @property
+    def runs_on(self) -> bool: ...
 
 
 class KnownDefect(Strict):
@@ -59,6 +61,14 @@ class KnownDefect(Strict):
     checks: tuple[str, ...] = Field(min_length=1)
     at_most: int = Field(ge=1)
     """Most findings that it covers in one cell and scenario; where more fit, it covers none of them."""
+    at_least: int = Field(1, ge=1)
+    """Fewest findings that it explains in one cell and scenario: fewer are a change, and covered by nothing."""
+    alike: bool = False
+    """Whether it covers only answers in which P/D says the same as the single engine of its method."""
+    runs_on: bool = False
+    """Whether it covers only answers that are right up to the last token, and then go on."""
+    untested: bool = False
+    """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
     last_step: bool = False
     """Whether it covers only answers after a hand-off that differ in their last verify step alone, which looks past the
     end token."""
@@ -81,6 +91,14 @@ class KnownDefect(Strict):
                 if key not in raw:
                     raise ValueError(f"expected the key {key!r} ({expected}), found none; add it")
         return raw
+
+    @model_validator(mode="after")
+    def _bounded(self) -> KnownDefect:
+        if self.at_least > self.at_most:
+            raise ValueError(
+                f"expected at_least ({self.at_least}) to be no more than at_most ({self.at_most}); correct one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _narrow(self) -> KnownDefect:
@@ -120,6 +138,7 @@ class KnownDefect(Strict):
             and self._covers_strata(finding)
             and matches_any(finding.check, self.checks)
             and (finding.last_step or not self.last_step)
+            and (finding.runs_on or not self.runs_on)
         )
 
     def _covers_strata(self, finding: FindingLocation) -> bool:

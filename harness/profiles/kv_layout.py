@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -84,6 +85,40 @@ def modules_in(profile: Profile, method: Method) -> int:
     """Return how many modules of multi-token prediction a method drafts with. Of those in the target, vLLM reads the
     number in its file: overrides are the target's own."""
     return modules_of(method, *(config_in(described_in(model)) for model in (profile.target, method.drafter)))
+
+
+def kv_numbers(profile: Profile, method: Method) -> int | None:
+    """Return how many numbers of a token's KV engines keep and hand over, over all layers of target and drafter: keys
+    and values times heads times their size. None where that does not follow from the configs: of layers that see a
+    window, a state or a compressed latent, and of drafters whose layers are not told."""
+    target = target_config(profile)
+    own = config_in(described_in(method.drafter)) if method.drafter is not None else {}
+    models = [(target, None), *_drafting(target, own, method, modules_in(profile, method))]
+    each = [_numbers(config, layers) for config, layers in models]
+    return None if None in each else sum(n for n in each if n is not None)
+
+
+def _drafting(
+    target: Mapping[str, Any], own: Mapping[str, Any], method: Method, modules: int
+) -> list[tuple[Mapping[str, Any], int | None]]:
+    """Return the config, and how many layers of it draft, of a method that drafts with a model; None is all of them."""
+    if method.traits.drafter == "none":
+        return []
+    if method.vllm_method.endswith("mtp"):
+        return [(own or target, modules)]
+    return [(own, None)]
+
+
+def _numbers(config: Mapping[str, Any], layers: int | None) -> int | None:
+    text = _text(config)
+    if windows_of(config) != FULL or recurrent(config) or text.get("kv_lora_rank"):
+        return None
+    heads = text.get("num_key_value_heads", text.get("num_attention_heads"))
+    size, width = text.get("head_dim"), text.get("hidden_size")
+    if size is None and isinstance(width, int) and isinstance(text.get("num_attention_heads"), int):
+        size = width // text["num_attention_heads"]
+    known = (text.get("num_hidden_layers") if layers is None else layers, heads, size)
+    return None if not all(type(n) is int and n > 0 for n in known) else 2 * math.prod(known)
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from harness.judging.references import (
     PROFILE_OWN,
     References,
     carry,
+    changed_copies,
     known_of,
     load_stages,
     lookups_for,
@@ -74,6 +75,9 @@ def _judged(
     ]
     notices = (*judgement.notices, *filter(None, unused))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
+    if (changed := changed_copies(history, references)) is not None:
+        verdict = worst([judgement.verdict, Verdict.UNKNOWN])
+        judgement = judgement.model_copy(update={"verdict": verdict, "notices": (changed, *judgement.notices)})
     absent = lacking(history.run, references.expect) if references.expect is not None else []
     if not absent:
         return judgement
@@ -91,11 +95,17 @@ def judge_and_report(
 
     A report that cannot be written does not lose the verdict; the summary says why it is missing.
     """
+    trouble = ""
+    if carrying:
+        try:
+            history = carry(history, references)
+        except StorageError as error:
+            trouble = str(error)
     summary = assess(history, references)
     folder = into or history.folder
+    if trouble:
+        return summary._replace(unwritten=trouble)
     try:
-        if carrying:
-            carry(history, references)
         write_reports(summary, folder)
     except StorageError as error:
         return summary._replace(unwritten=str(error))

@@ -18,6 +18,7 @@ from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
 from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
+from harness.judging.known_defects import UNTESTED
 from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
@@ -26,6 +27,7 @@ from harness.reports.inputs import Inputs
 from harness.reports.next_steps import go_on, next_step
 from harness.reports.prompts import Prompts, prompts_of
 from harness.util.text import counted
+from harness.workload.expected import left_out
 
 _REASON_CHARS = 160
 
@@ -70,6 +72,8 @@ class RunSummary(NamedTuple):
     """The command that continues the run or asks again what broke; empty when neither can be said."""
     inputs: Inputs | None = None
     """What the verdict was made of; None where that is not asked."""
+    strict: bool = False
+    """Whether expected failures fail."""
     unwritten: str = ""
     """Why the reports could not be written; empty when they were, or were not to be."""
     written: Path | None = None
@@ -109,8 +113,9 @@ class RunSummary(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the verdict, but never 0 when the reports could not be written."""
-        code = self.verdict.exit_code
+        """The exit code of the verdict, but never 0 when the reports could not be written, nor for expected failures in
+        a strict run."""
+        code = EXIT_REGRESSION if self.strict and self.verdict is Verdict.KNOWN else self.verdict.exit_code
         return EXIT_UNKNOWN if self.unwritten and code != EXIT_REGRESSION else code
 
     @property
@@ -218,11 +223,11 @@ def describe(history: History, judgement: Judgement) -> str:
     known = sorted({f.known for f in judgement.findings if f.known})
     if judgement.verdict is Verdict.PASS:
         who = "The cell passes" if cells == 1 else f"All {cells} cells pass"
-        return f"{who}: {_judged_right(history, judgement)}."
+        return f"{who}: {_judged_right(history, judgement)}.{_limits(history, judgement)}"
     if judgement.verdict is Verdict.KNOWN:
         count = how_many(f for f in judgement.findings if f.known is not None)
         where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {asked_in_words(history)}"
-        return f"Only expected failures ({', '.join(known)}): {where}."
+        return f"Only expected failures ({', '.join(known)}): {where}.{_limits(history, judgement)}"
     names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         most = 1 if judgement.notices and judgement.notices[0].startswith(NOT_WHOLE) else None
@@ -233,6 +238,14 @@ def describe(history: History, judgement: Judgement) -> str:
         return f"With {', '.join(judgement.mutants)} injected, {found}"
     cause = _cause(history, judgement) if judgement.verdict is Verdict.UNKNOWN else ""
     return f"{cause}: {found}" if cause else found
+
+
+def _limits(history: History, judgement: Judgement) -> str:
+    """Return what a green verdict does not speak of: cells and scenarios of the profile that were not run, and states
+    that an expected failure makes say nothing."""
+    untested = [n.removeprefix(UNTESTED).partition(":")[0] for n in judgement.notices if n.startswith(UNTESTED)]
+    found = [left_out(history.run), f"Untested: {'; '.join(untested)}." if untested else ""]
+    return "".join(f" {words}" for words in found if words)
 
 
 def asked_in_words(history: History) -> str:

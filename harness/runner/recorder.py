@@ -24,7 +24,7 @@ from harness.history.records import RESCORE, CellRecord, EngineRecord, Kind, Obs
 from harness.history.verdict import Verdict
 from harness.profiles.availability import reason_for
 from harness.profiles.cells import CellName
-from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_in
+from harness.profiles.kv_layout import kv_numbers, modules_in, recurrent, target_config, windows_in
 from harness.profiles.model import Profile
 from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
@@ -138,6 +138,7 @@ class Recorder:
                     ),
                     recurrent=recurrent(targets[w.cell.variant]),
                     modules=modules_in(profile.part(w.cell.variant), w.cell.method),
+                    kv_numbers=kv_numbers(profile.part(w.cell.variant), w.cell.method),
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
+from harness.errors import HarnessError
 from harness.history.plan import rows_of
-from harness.history.records import COUNTED, CellRecord, PlannedRequest, RunRecord
-from harness.profiles.cells import CellName
+from harness.history.records import COLD, COUNTED, CellRecord, PlannedRequest, RunRecord
+from harness.profiles.cells import CellName, all_cells
 from harness.util.differences import differing
 from harness.workload.prepare import Prepared, prepare
 from harness.workload.rows import planned_rows
@@ -19,6 +22,33 @@ def lacking(run: RunRecord, source: str) -> list[str]:
     """Return a sentence for each setting and cell in which the plan of a run is not that of the profile ``source``.
     Raises the errors of ``prepare``."""
     return list(_lacking(run, prepare(source, (), fetch=False), source))
+
+
+def left_out(run: RunRecord) -> str:
+    """Return which cells and scenarios of its own profile a run did not ask, in words; empty if it asked all, or if
+    this version cannot read the profile."""
+    try:
+        profile = run.asked_for.as_profile()
+        cells = all_cells(profile)
+    except (ValidationError, HarnessError):
+        return ""
+    asked = {c.cell for c in run.cells}
+    without = [c.id for c in cells if c.id not in asked]
+    planned = {COLD for c in run.cells if c.planned} | {s for c in run.cells for s in c.scenarios}
+    wanted = [COLD, *dict.fromkeys(s.id for p in profile.parts for s in p.scenarios)]
+    states = [s for s in wanted if s not in planned]
+    pairs = [any(CellName.of(c).topology == "pd" for c in some) for some in (asked, without)]
+    kind = "no pair, " if pairs == [False, True] else ""
+    parts = [
+        f"{kind}{len(without)} of {len(cells)} cells ({_some(without)})" if without else "",
+        f"{len(states)} of {len(wanted)} scenarios ({_some(states)})" if states else "",
+    ]
+    found = " and ".join(filter(None, parts))
+    return f"Not run of profile {profile.name}: {found}." if found else ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
 def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:

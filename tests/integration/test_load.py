@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import subprocess
@@ -39,6 +40,7 @@ CELLS = ("pd-eagle3", "single-eagle3", "pd-none", "single-none")
 LENGTHS = (40, 63, 64, 65, 96, 117)
 
 
+@functools.cache
 def rows() -> list[Observation]:
     """Cells in turns, so that none of them is in one place of the file; some answers are wrong, one is asked twice."""
     out = []
@@ -139,6 +141,7 @@ def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path,
         lazy.in_order("single-none")
 
 
+@functools.cache
 def scored(tokens: int, answered: bool = True) -> Observation:
     """A re-scored output of the plain engine."""
     o = observation("single-none", tokens, scenario="rescore", part="x", sequence=900 + tokens)
@@ -183,8 +186,8 @@ def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
     folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
     recorded(folder / SECOND, rows(), identities={"none": {}})
     (part,), problems, _ = load_parts([folder], MergeOptions())
-    assert not problems and part.second is not None
-    assert isinstance(part.second.observations, RecordedCells)
+    assert not problems and part.stages.second is not None
+    assert isinstance(part.stages.second.observations, RecordedCells)
 
 
 def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +267,9 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, prompts: int, judged:
         run = records(cells)
         write(tmp_path / str(cells) / "whole", run, prompts)
         for name, part in (("first", run.cells[: cells // 2]), ("second", run.cells[cells // 2 :])):
-            write(tmp_path / str(cells) / name, run.model_copy(update={"cells": part}), prompts)
+            engines = tuple(e for e in run.engines if e.group in {c.group for c in part})
+            own = run.model_copy(update={"cells": part, "engines": engines})
+            write(tmp_path / str(cells) / name, own, prompts)
         write_baselines(tmp_path / str(cells) / "baselines", run, prompts)
     grown = _peaks(tmp_path, 0)
     assert max(grown["judge"], grown["report"]) < judged and grown["merge"] < merged, f"{grown} MiB"

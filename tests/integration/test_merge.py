@@ -358,7 +358,7 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     made = night("bitwise")
     folders = []
     for number, own in enumerate(PARTS):
-        recorded_as = localised(raw, f"/cache-{number}/drafter")
+        recorded_as = localised(raw, f"/cache-{number}/mtp")
         folders.append(write(part_of(made, own, f"part-{number}", profile=recorded_as), tmp_path / f"part-{number}"))
     lacking = part_of(made, ("single-none",), "part-2", profile={**raw, "source": "hub"})
     folders.append(write(lacking, tmp_path / "part-2"))
@@ -367,7 +367,7 @@ def test_parts_that_had_a_model_of_the_hub_or_lacked_it_are_of_one_night(tmp_pat
     Path(path).write_text(Path(path).read_text().replace("a/drafter", "another/drafter"))
     moved = r"drafter\.repo: expected 'another/drafter', found 'a/drafter'"
     refused(moved, folders, tmp_path / "other", MergeOptions(expect=path))
-    part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/drafter", "d" * 40))
+    part = part_of(made, PARTS[1], "part-1", profile=localised(raw, "/cache/mtp", "d" * 40))
     shutil.rmtree(folders[1])
     write(part, folders[1])
     refused(r"models\.mtp: expected 'cccc", folders, tmp_path / "moved")
@@ -513,7 +513,11 @@ def refilled(wrong: bool, text: bool = False) -> History:
     more = []
     for cell in CELLS:
         for n in LENGTHS[:4]:
-            o = observation(cell, n)
+            o = (
+                observation(cell, n, accepted=() if cell == "single-none" else recorded(n))
+                if text
+                else observation(cell, n)
+            )
             if wrong and cell == "pd-mtp":
                 o = garbled(o, at=0)
             more.append(o.model_copy(update={"form": "text"} if text else {"scenario": REFILL.id}))
@@ -715,7 +719,7 @@ def test_damaged_second_stage_is_refused_or_missing(tmp_path):
     made = night(accept={"pd-mtp": worse})
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
-    refused("second stage of part-2", folders, tmp_path / "merged")
+    refused("a later stage of part-2", folders, tmp_path / "merged")
     assert judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))).verdict is Verdict.UNKNOWN
 
 
@@ -919,7 +923,7 @@ def test_part_says_what_trying_again_could_mend(tmp_path):
     assert missing_evidence(part(None)) == [f"{len(LENGTHS)} outputs were not re-scored by the plain engine"]
     folder = write(part(), tmp_path / "part")
     write(part(**failed(made, "pd-mtp")), folder / SECOND)
-    assert missing_evidence(load_history(folder)) == ["second stage: pd-mtp is failed: engine died"]
+    assert missing_evidence(load_history(folder)) == ["second-stage: pd-mtp is failed: engine died"]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def tripped(share: float, seed: int, hard: float = 0.0, rounding: float = 0.3) -
         pd = cell.startswith("pd")
         said = run_once(n, ties[n], rng, hard if pd else 0.0, 0.3 if pd else rounding)
         metrics = None if cell == "single-none" else speculation(said.accepted)
-        likely = tuple(min(0.0, nats + rounded.gauss(0, 0.06 if pd else 0.03)) for nats in LOGPROBS)
+        likely = tuple(min(-2e-4, nats + rounded.gauss(0, 0.06 if pd else 0.03)) for nats in LOGPROBS)
         made.append(change_final(template, output_ids=said.tokens, speculation=metrics, chosen_logprobs=likely))
     views = list(Evidence(history(made), baselines, JUDGING, {}).views())
     tests, together = run_tests(views, JUDGING), pooled(views, JUDGING)["cold"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
@@ -67,17 +69,23 @@ def steps_for(outputs: int) -> tuple[int, ...]:
     return (1,) * pairs + (0,) * rest
 
 
+LOGPROB = -0.7
+"""Of every token: whatever the distance to the second-best one, the two are no more probable than all."""
+_NUMBERS = itertools.count()
+"""Of exchanges: each has an id of its own."""
+
+
 def leg(role: str, sent: tuple[int, ...], output: tuple[int, ...], **changes: object) -> Leg:
     base: dict[str, object] = {
         "role": role,
-        "request_id": "r",
+        "request_id": f"r{next(_NUMBERS)}",
         "status": 200,
         "echoed_ids": sent,
         "output_ids": output,
         "finish_reason": "stop",
         "usage_prompt_tokens": len(sent),
         "usage_completion_tokens": len(output),
-        "chosen_logprobs": (0.0,) * len(output),
+        "chosen_logprobs": (LOGPROB,) * len(output),
         "top_gaps": (9.0,) * len(output),
         "counters": {"finished_requests": 1.0},
         "seconds": 0.1,
@@ -109,9 +117,10 @@ def observation(cell: str, tokens: int = 40, accepted: tuple[int, ...] | None = 
             "nixl_descriptors": 3.0,
             "prompt_tokens_external_kv_transfer": float(tokens),
         }
+        first = leg("prefill", sent, output[:1], finish_reason="length", kv_transfer_params=params)
         legs = (
-            leg("prefill", sent, output[:1], finish_reason="length", kv_transfer_params=params),
-            leg("decode", sent, output, speculation=padded, counters=counters),
+            first,
+            leg("decode", sent, output, speculation=padded, counters=counters, request_id=first.request_id),
         )
     base = Observation(
         cell=cell,
@@ -135,7 +144,10 @@ def rescoring(
     """What the plain engine says of an answer: by how many nats it dislikes each token; by default by none."""
     read = (*sent, *output)
     nothing = (0.0,) * len(output)
-    scored = {"rescored": nothing if gaps is None else tuple(gaps), "rescored_logprobs": nothing}
+    scored = {
+        "rescored": nothing if gaps is None else tuple(gaps),
+        "rescored_logprobs": (LOGPROB,) * len(output),
+    }
     made = Observation(
         cell="single-none",
         prompt_id=prompt_id,
@@ -354,14 +366,27 @@ def changed_rows(the_lookup: Lookup, change: Callable[[BaselineRow], dict[str, o
 COUNTERS = tuple(sorted({name for names in counters.READ.values() for name in names}))
 
 
+def argv_of(group: str, role: str) -> tuple[str, ...]:
+    """What the profile ``cpu`` makes of a command line; that of ``history`` sets no engine's settings."""
+    method = CellName.of(group.split("~")[0]).method if "-" in group else "none"
+    drafter = {"model": str(REPOSITORY / "models/probe" / method), "num_speculative_tokens": 3}
+    return (
+        *("vllm", "--model", str(REPOSITORY / "models/probe/target"), "--dtype", "float32", "--block-size", "32"),
+        *("--max-model-len", "416", "--max-num-seqs", "4", "--num-gpu-blocks-override", "28"),
+        *("--max-num-batched-tokens", "192"),
+        *(["--speculative-config", json.dumps(drafter)] if method != "none" else []),
+        *(["--kv-transfer-config", "{}"] if role in ("prefill", "decode") else []),
+    )
+
+
 def engine(
     group: str, role: str, kv_blocks: int | None = 28, step_tokens: int | None = 192, names: tuple[str, ...] = COUNTERS
 ) -> EngineRecord:
     return EngineRecord(
         role=role,
         group=group,
-        pid=1,
-        argv=(),
+        pid=sum(role.encode()),
+        argv=argv_of(group, role),
         env={},
         log="x.log",
         ready_seconds=1.0,

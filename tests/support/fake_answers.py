@@ -53,7 +53,8 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
 
 def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], Observation] = lambda o: o) -> None:
     """Record a cell to its end."""
-    recorder.engines([engine(work.cell.id, "single")])
+    if not any(e.group == work.cell.id for e in recorder.record.engines):
+        recorder.engines([engine(work.cell.id, "single")])
     for number, item in enumerate(work.items):
         recorder.append(change(answer(work, item, number)))
     recorder.set_cell(work.cell.id, state="complete", emptied_s={"single": 0.0})

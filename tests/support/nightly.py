@@ -6,8 +6,9 @@ only where rounding may part them, acceptance that follows the output, hand-offs
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from harness.history.acceptance import counts_of_steps
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE, Observation
 from harness.history.token_ids import common_prefix, output_key
-from harness.profiles.cells import CellName
+from harness.judging.checks.settings import OPTIONS
+from harness.profiles.cells import Cell, CellName
 from harness.prompts.model import Prompt
 from harness.scenarios.base import SHORT, Send
 from harness.workload.cells import CellWork
@@ -117,10 +119,24 @@ class Nights:
         observations += _scores(observations, wrong, self._noise.nats)
         cells = [w.cell.id for w in self._works]
         engines = tuple(
-            e.model_copy(update={"step_tokens": _step(self._prepared)}) for c in cells for e in engines_of(c)
+            e.model_copy(update={"step_tokens": _step(self._prepared), "argv": self._argv(w.cell, e.role)})
+            for w in self._works
+            for e in engines_of(w.cell.id)
         )
         made = history(observations, cells, engines=engines)
         return Simulated(self._as_planned(made), baselines)
+
+    def _argv(self, cell: Cell, role: str) -> tuple[str, ...]:
+        """Return the command line of an engine as far as judging reads it."""
+        part = self._prepared.profile.part(cell.variant).model_dump(mode="json")
+        method = next(m for m in part["methods"] if m["kind"] == cell.method.kind)
+        speculation = {"num_speculative_tokens": cell.method.draft_tokens, "model": method.get("drafter")}
+        asked = {option: part["engine"][name] for option, name in OPTIONS.items()}
+        return (
+            *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
+            *(["--speculative-config", json.dumps(speculation)] if cell.method.draft_tokens else []),
+            *(["--kv-transfer-config", "{}"] if role in ("prefill", "decode") else []),
+        )
 
     def _as_planned(self, made: History) -> History:
         records = []
@@ -209,7 +225,8 @@ class Nights:
             if damaged[number]:
                 tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
                 wrong.add(tokens)
-            final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": rounded[number]})
+            likely_now = _possible(rounded[number])
+            final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": likely_now})
             if k:
                 taken = steps[number]
                 if lost[number].any():
@@ -222,9 +239,14 @@ class Nights:
         return out
 
 
+def _possible(likely: Iterable[float]) -> tuple[float, ...]:
+    """Return log-probs beside which the second-best token, 9 nats away, has room."""
+    return tuple(min(value, -2e-4) for value in likely)
+
+
 def _short(template: Observation, tokens: Tokens, likely: Sequence[float], k: int) -> Observation:
     """Return the answer to a request that only fills a cache."""
-    said = {"output_ids": tokens[:SHORT], "chosen_logprobs": tuple(likely[:SHORT])}
+    said = {"output_ids": tokens[:SHORT], "chosen_logprobs": _possible(likely[:SHORT])}
     final = template.legs[-1].model_copy(update=said)
     if k and final.role != "prefill":
         final = final.model_copy(update={"speculation": speculation((0,), k)})
@@ -372,8 +394,8 @@ def _template(work: CellWork, prompt: Prompt, form: str, prepared: Prepared) -> 
             "prompt_tokens_external_kv_transfer": float(len(sent)),
         }
         legs = (
-            leg("prefill", sent, (0,), kv_transfer_params=params, **final),
-            leg("decode", sent, nothing, counters=counters, **final),
+            (first := leg("prefill", sent, (0,), kv_transfer_params=params, **final)),
+            leg("decode", sent, nothing, counters=counters, request_id=first.request_id, **final),
         )
     return Observation(
         cell=work.cell.id,

@@ -3,6 +3,7 @@ place that can hold text."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from harness.reports.selftest_result import Kill
 from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.trend import load_trend
 from harness.util.files import write_atomic, write_json
+from harness.util.paths import REPOSITORY
 from tests.support.builders import (
     CELLS,
     LENGTHS,
@@ -124,7 +126,8 @@ def hostile() -> History:
         c.model_copy(update={"cell": cell, "group": HOSTILE[:40]} if c.cell == "pd-eagle3" else {})
         for c in base.run.cells
     )
-    engines = (engine("pd-none", "decode").model_copy(update={"argv": (HOSTILE, LONG), "env": {HOSTILE: HOSTILE}}),)
+    usual = engine("pd-none", "decode")
+    engines = (usual.model_copy(update={"argv": (*usual.argv, HOSTILE, LONG), "env": {HOSTILE: HOSTILE}}),)
     run = {
         "cells": records,
         "engines": engines,
@@ -186,7 +189,15 @@ def _annotated(judgement: Judgement) -> Judgement:
 
 
 def _with_run(h: History, **changes: object) -> History:
-    return with_run(h, started=STARTED, **changes)
+    """The run with these changes, its engines started with the models of ``PROFILE``."""
+    names = {"models/probe/target": PROFILE["target"], "models/probe/eagle3": PROFILE["methods"][0]["drafter"]}
+    engines = []
+    for e in h.run.engines:
+        text = json.dumps(e.argv)
+        for probe, name in names.items():
+            text = text.replace(str(REPOSITORY / probe), str(name))
+        engines.append(e.model_copy(update={"argv": tuple(json.loads(text))}))
+    return with_run(h, **{"started": STARTED, "engines": tuple(engines), **changes})
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.observed import acceptance
+from harness.observed.cell import Answer
 from harness.util.text import counted
 
 _SHOWN = 12
@@ -187,16 +188,54 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
 
 
 def has_single(cell: CellView) -> bool:
-    return cell.handed_off and cell.speculative and cell.cold and cell.asked(cell.name.single)
+    """Return whether a P/D cell has the single engine of its method, cold or for requests with a grammar, whose drafts
+    no baseline has."""
+    paired = cell.handed_off and cell.speculative and cell.asked(cell.name.single)
+    return paired and (cell.cold or any(o.drafts_filtered for o in cell.answered().values()))
 
 
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")
+    if not cell.cold and any(o.drafts_filtered for o in cell.answered().values()):
+        return _with_a_grammar(cell, single.answers() if single else {})
     references = single.steps() if single else {}
     totals = single.counts.by_key if single else {}
     against = f"{cell.name.single} of this run"
     return _judge(cell, "acceptance-single", references, against, reference_totals=totals)
+
+
+def _with_a_grammar(cell: CellView, twins: Mapping[str, Answer]) -> CheckResult:
+    """Compare the answers with a grammar, which leaves the same drafts to both."""
+    name = "acceptance-single"
+    findings: list[Finding] = []
+    judged = 0
+    for key, (o, leg, _) in cell.answers().items():
+        if not o.drafts_filtered:
+            continue
+        twin = twins.get(key)
+        ours, theirs = (_accepted(one) for one in (leg, twin.leg if twin is not None else None))
+        if theirs is None:
+            findings.append(_no_reference(cell, name, o, f"{cell.name.single} of this run"))
+            continue
+        judged += 1
+        if ours != theirs:
+            more = ours is not None and sum(ours) > sum(theirs)
+            verdict, damage = _attribute(cell, name, more, together=False)
+            message = (
+                f"expected the accepted drafts of {cell.name.single} of this run with the same grammar, "
+                f"{list(theirs[:_SHOWN])}, found {'none' if ours is None else list(ours[:_SHOWN])}"
+            )
+            findings.append(cell.finding(name, verdict, damage, message, o))
+    return conclude(name, cell.id, judged, findings)
+
+
+def _accepted(leg: Leg | None) -> tuple[int, ...] | None:
+    """Return the accepted drafts of each step, without a first one that is empty, as that after a hand-off may be."""
+    steps = real_steps(leg) if leg is not None else None
+    if steps is None:
+        return None
+    return steps.accepted[1:] if steps.accepted[:1] == (0,) else steps.accepted
 
 
 def acceptance_baseline(cell: CellView) -> CheckResult:

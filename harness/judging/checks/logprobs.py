@@ -14,6 +14,7 @@ from typing import get_args
 from harness.baselines.model import BaselineRow
 from harness.history.records import COLD, Form, Leg, Observation
 from harness.history.verdict import Verdict
+from harness.judging.checks.responses import ROUNDED
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
@@ -29,7 +30,10 @@ Values = Sequence[float | None]
 
 
 def reference_of(cell: CellView) -> CellView | None:
-    """Return the single engine to compare a P/D cell with: of the same method if the run has it, else the plain one."""
+    """Return the single engine to compare a cell with: a P/D cell with that of its method if the run has it, any other
+    with the plain one, and that one in a scenario with itself, cold."""
+    if cell.is_plain:
+        return None if cell.cold else replace(cell, scenario=COLD)
     for name in (cell.name.single, cell.name.reference):
         record = cell.history.cell(name)
         if record is not None and (record.planned or record.scenarios):
@@ -39,12 +43,17 @@ def reference_of(cell: CellView) -> CellView | None:
 
 def has_reference(cell: CellView) -> bool:
     """Return whether the run was asked for the same prompts on a single engine, in this scenario or cold."""
-    single = reference_of(cell) if cell.handed_off else None
+    single = reference_of(cell)
+    if cell.is_plain:
+        return single is not None and not single.answers().keys().isdisjoint(
+            o.prompt_id for o in cell.observations().values()
+        )
     return single is not None and cell.asked_alike(single.id)
 
 
 def logprobs_single(cell: CellView) -> CheckResult:
-    """Check that log-probs of P/D equal those of a single engine of this run.
+    """Check that log-probs equal those of a single engine of this run: with speculation those without, and in P/D those
+    alone.
 
     The single engine's answer in the same scenario counts, or to the same prompt cold where it has no such scenario.
     """
@@ -53,20 +62,27 @@ def logprobs_single(cell: CellView) -> CheckResult:
     if single is None:
         raise ValueError(f"{cell.id} has no single engine in this run")
     cold = replace(single, scenario=COLD).answers()
+    by_prompt = cell.is_plain or not single.planned
     findings: list[Finding] = []
     judged = 0
     for form in get_args(Form):
         # The same ids give the same log-probs, in whichever form they were sent.
         same = {**single.answers("ids"), **single.answers(form)}
         for key, (o, ours, _) in cell.answers(form).items():
-            other = same.get(key) if single.planned else cold.get(o.prompt_id)
-            if other is None and not single.planned:
+            other = cold.get(o.prompt_id) if by_prompt else same.get(key)
+            if cell.is_plain and o.drafts_filtered:
+                # A grammar moves the log-probs of what it admits.
+                continue
+            if other is None and by_prompt:
                 # The prompt belongs to a scenario that this single engine does not have.
                 continue
             judged += 1
             against = f"{single.id} of this run"
             if other is None or not (_complete(ours) and _complete(other.leg)):
-                message = f"expected log-probs in the answer and in that of {against} to compare with, found none"
+                message = (
+                    f"expected log-probs of each token of the answer and of that of {against} to compare with, found "
+                    "some missing"
+                )
                 findings.append(cell.untested(name, message, o))
                 continue
             bound = allowed(cell, o, other.o)
@@ -114,6 +130,8 @@ def _prompt_problem(found: Values, tokens: int, wanted: Values | None, bound: fl
     missing = sum(value is None for value in found)
     if missing:
         return f"expected numbers as log-probs of the prompt, found {missing} of {len(found)} that are none"
+    if (most := max((v for v in found if v is not None), default=0.0)) > ROUNDED:
+        return f"expected log-probs of the prompt of at most 0, found {most:.4g}"
     apart = [
         (abs(a - b), i)
         for i, (a, b) in enumerate(zip(found, wanted or (), strict=False))
@@ -152,8 +170,10 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
             message = "expected the log-probs of this prompt in the reference, found none; record it anew"
             findings.append(cell.no_baseline(name, message, o))
             continue
-        if leg.top_gaps is None:
-            findings.append(cell.untested(name, "expected log-probs in the answer, found none", o))
+        if not _complete(leg):
+            findings.append(
+                cell.untested(name, "expected log-probs of each token of the answer, found some missing", o)
+            )
             continue
         judged += 1
         smallest += not row.gaps
@@ -184,7 +204,9 @@ def _changed(
 
 
 def _complete(leg: Leg) -> bool:
-    return leg.chosen_logprobs is not None and leg.top_gaps is not None
+    """Return whether an answer has both figures for each of its tokens: what is missing would count as equal."""
+    tokens = len(leg.output_ids or ())
+    return all(v is not None and len(v) == tokens and None not in v for v in (leg.chosen_logprobs, leg.top_gaps))
 
 
 def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:

@@ -36,12 +36,15 @@ def state_occurred(cell: CellView) -> CheckResult:
 
 
 def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
-    """Return what the proof of one instance lacks; nothing where a request is missing, which another check says."""
+    """Return what the proof of one instance lacks: all of it where one of its requests is missing."""
     config = cell.config
     if config is None:
         raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
     kind = kind_of(config)
-    return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell)))) if kind.needs <= parts.keys() else []
+    if missing := sorted(kind.needs - parts.keys()):
+        message = f"expected answers of {', '.join(missing)}, which prove that the state occurred, found none"
+        return [Gap(next(iter(parts.values())), message)]
+    return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell))))
 
 
 def _margins(cell: CellView) -> Callable[[str], Margin | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy as np
 from harness.history.records import RESCORE, Leg, Observation
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
+from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats
+from harness.judging.rounding import allowed
 from harness.stats.paired import Matrix
 
 NAME = "rescored"
@@ -31,12 +33,15 @@ class Scored(NamedTuple):
 
 
 def rescored(cell: CellView) -> CheckResult:
-    """Check that each output token is the plain engine's choice after the tokens before it, or nearly ties with it."""
+    """Check that each output token is the plain engine's choice after the tokens before it, or nearly ties with it, and
+    as probable to it as to the engine that said it."""
     bound = near_tie_nats(cell)
 
     findings: list[Finding] = []
     scored: list[tuple[float, ...]] = []
-    for o, gaps, _, reason in scores(cell):
+    known = scores(cell)
+    has_logprobs = any(s.moved is not None for s in known)
+    for o, gaps, moved, reason in known:
         if gaps is None:
             message = f"expected {cell.name.reference} to re-score this output, found no score ({reason})"
             findings.append(cell.untested(NAME, message, o))
@@ -54,8 +59,32 @@ def rescored(cell: CellView) -> CheckResult:
                 position=at, gap_nats=gaps[at], wrong_tokens=len(wrong), scored_tokens=len(gaps)
             )
             findings.append(cell.finding(NAME, Verdict.REGRESSION, cell.wrong_output, message, o, evidence))
+        elif moved is not None:
+            findings += _less_probable(cell, o, moved, gaps)
+        elif has_logprobs:
+            message = "expected log-probs of this output as it was said and as it was read, found none, unlike others"
+            findings.append(cell.untested(NAME, message, o))
     ties = sum(0 < gap <= bound for output in scored for gap in output)
     return conclude(NAME, cell.id, len(scored), findings, note=f"{ties} near ties, benign" if ties else "")
+
+
+def _less_probable(cell: CellView, o: Observation, moved: Matrix, gaps: Sequence[float]) -> list[Finding]:
+    """Return the finding on an answer whose tokens, right ones, have other log-probs than when they are read afresh."""
+    bound = allowed(cell, o)
+    apart = np.abs(moved)
+    if not len(apart) or apart.max() <= bound:
+        return []
+    at = int(np.flatnonzero(apart > bound)[0])
+    message = (
+        f"expected output tokens to be as probable as when {cell.name.reference} reads them afresh, within {bound:.2g} "
+        f"nats, found others at {int((apart > bound).sum())} of {len(apart)}, the first at output token {at}, by "
+        f"{apart[at]:.3g} nats"
+    )
+    verdict, _ = decide(Facts(change="differ", against="this run"))
+    evidence = WrongWhenRescored(
+        position=at, gap_nats=gaps[at], wrong_tokens=int((apart > bound).sum()), scored_tokens=len(apart)
+    )
+    return [cell.finding(NAME, verdict, cell.wrong_output, message, o, evidence)]
 
 
 def scores(cell: CellView) -> list[Scored]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from harness.history.acceptance import real_steps, request_counts
 from harness.history.plan import Matched, matched, rows_of
 from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
 from harness.history.token_ids import common_prefix
@@ -12,6 +14,11 @@ from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.judging.rounding import allowed
+from harness.observed.cell import Answer
+
+ROUNDED = 1e-5
+"""By how much log-probs and probabilities may exceed their limits: records have six decimals, engines 24 bits."""
 
 
 def complete(cell: CellView) -> CheckResult:
@@ -155,6 +162,7 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
         if values is not None and len(values) != produced:
             yield f"expected one entry of {label} per output token ({produced}), found {len(values)}"
+    yield from _impossible_logprobs(leg)
     own_prefill = leg.role == "prefill" and o.route == "cell"
     if own_prefill and produced != 1:
         yield f"expected exactly one token from the prefill leg, found {produced}"
@@ -163,6 +171,27 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
     asked = 1 if own_prefill else o.max_tokens
     if leg.finish_reason == "length" and asked is not None and produced < asked and not cell.fills_context(o, leg):
         yield f"expected finish reason length at {asked} tokens only, found it after {produced}"
+
+
+def _impossible_logprobs(leg: Leg) -> Iterator[str]:
+    """Yield a contradiction among the log-probs of an answer: two tokens cannot be more probable than all."""
+    chosen = leg.chosen_logprobs or ()
+    worst = max(chosen, default=0.0)
+    if worst > ROUNDED:
+        yield f"expected log-probs of at most 0, found {worst:.4g}"
+        return
+    for at, (said, gap) in enumerate(zip(chosen, leg.top_gaps or (), strict=False)):
+        # The best token is at least as probable as the one that was chosen, and the second-best one follows from it.
+        both = math.exp(said) * (1 + math.exp(-gap)) if gap is not None and gap >= 0 else 0.0
+        if both > 1 + ROUNDED:
+            yield (
+                f"expected the two best tokens to be at most as probable as all, found {both:.4g} at output token {at} "
+                f"(log-prob {said:.4g}, {gap:.4g} nats to the second-best)"
+            )
+            return
+        if gap is not None and gap < 0:
+            yield f"expected no second-best token above the best one, found one at output token {at}"
+            return
 
 
 def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
@@ -223,27 +252,65 @@ def finish_reason(cell: CellView) -> CheckResult:
 
 
 def text_form(cell: CellView) -> CheckResult:
-    """Check that a prompt sent as templated text gives the same output as when sent as ids."""
+    """Check that a prompt sent as templated text gives the same answer as when sent as ids: tokens, log-probs, end,
+    accepted drafts of each step, and P's token."""
     name = "text-form"
     ids = cell.answers("ids")
     findings: list[Finding] = []
     judged = 0
-    for prompt_id, (o, _, ours) in cell.answers("text").items():
+    for prompt_id, (o, leg, ours) in cell.answers("text").items():
         twin = ids.get(prompt_id)
         if twin is None:
             continue
         judged += 1
-        theirs = twin.output
-        if ours != theirs:
-            at = common_prefix(ours, theirs)
-            # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
-            seen, seen_as_ids = ([leg.echoed_ids for leg in x.legs] for x in (o, twin.o))
-            same = seen == seen_as_ids and None not in seen
-            message = (
-                f"expected the same output for the prompt as text and as ids, found a difference at output token {at}; "
-                + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids")
-            )
-            damage: DamageClass = "target-kv" if same else "input"
-            difference = TextDifference(position=at, as_text=ours[at : at + 6], as_ids=theirs[at : at + 6])
-            findings.append(cell.finding(name, Verdict.REGRESSION, damage, message, o, difference))
+        if ours != twin.output:
+            findings.append(_other_tokens_as_text(cell, o, ours, twin))
+            continue
+        findings += [
+            cell.finding(name, Verdict.REGRESSION, damage, f"expected the {what} of the prompt as ids, {found}", o)
+            for what, damage, found in _otherwise_as_text(cell, o, leg, twin)
+        ]
     return conclude(name, cell.id, judged, findings)
+
+
+def _other_tokens_as_text(cell: CellView, o: Observation, ours: tuple[int, ...], twin: Answer) -> Finding:
+    at = common_prefix(ours, twin.output)
+    # If the engines saw equal ids, the form in which the prompt was sent is not to blame.
+    seen, seen_as_ids = ([leg.echoed_ids for leg in x.legs] for x in (o, twin.o))
+    same = seen == seen_as_ids and None not in seen
+    message = (
+        f"expected the same output for the prompt as text and as ids, found a difference at output token {at}; "
+        + ("the engines saw the same prompt ids both times" if same else "compare the echoed ids")
+    )
+    damage: DamageClass = "target-kv" if same else "input"
+    difference = TextDifference(position=at, as_text=ours[at : at + 6], as_ids=twin.output[at : at + 6])
+    return cell.finding("text-form", Verdict.REGRESSION, damage, message, o, difference)
+
+
+def _otherwise_as_text(
+    cell: CellView, o: Observation, leg: Leg, twin: Answer
+) -> Iterator[tuple[str, DamageClass, str]]:
+    """Yield what differs between two answers with the same tokens, with the damage and both figures in words."""
+    if leg.finish_reason != twin.leg.finish_reason:
+        yield "end", "sampler", f"{twin.leg.finish_reason}, found {leg.finish_reason}"
+    for what, mine, theirs in (
+        ("log-probs", leg.chosen_logprobs, twin.leg.chosen_logprobs),
+        ("distances of the two best tokens", leg.top_gaps, twin.leg.top_gaps),
+    ):
+        apart = [abs(a - b) for a, b in zip(mine or (), theirs or (), strict=False) if a is not None and b is not None]
+        bound = allowed(cell, o, twin.o)
+        if max(apart, default=0.0) > bound:
+            yield what, cell.wrong_output, f"within {bound:.2g} nats, found {max(apart):.3g}"
+    k = cell.record.draft_tokens
+    accepted, as_ids = (_drafts(one, k) for one in (leg, twin.leg))
+    if accepted != as_ids:
+        yield "accepted drafts", cell.wrong_drafts, f"{as_ids}, found {accepted}"
+    first, of_ids = (p.output_ids if (p := x.leg("prefill")) is not None else None for x in (o, twin.o))
+    if first != of_ids:
+        yield "token of the prefill engine", "sampler", f"{of_ids}, found {first}"
+
+
+def _drafts(leg: Leg, k: int) -> object:
+    """Return what an answer says of its drafts: accepted in each step, or where it does not say so, in all of them."""
+    steps = real_steps(leg)
+    return list(steps.accepted) if steps is not None else request_counts(leg, k)

@@ -3,28 +3,114 @@ in its log, or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from harness.history.records import EngineRecord
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.profiles.model_reference import TARGET
 
 NAME = "engine-as-asked"
 REPEATS = "engines-repeat"
 READ_BACK = ("model_runner", "attention_backend", "kv_blocks")
 """Settings of ``engine`` in a profile that an engine tells, by the name of both."""
+_STEP = "max_num_batched_tokens"
 _IF_TOLD = "block_size"
 """Another one that some versions do not tell."""
 
 
 def engine_as_asked(cell: CellView) -> CheckResult:
-    """Check model runner, attention backend, KV pool and block size of each engine, where the profile sets them."""
+    """Check what each engine was started with, and what it says of itself, where the profile sets it."""
     roles = sorted(cell.engine_roles)
-    findings = [f for role in roles if (engine := cell.engine(role)) is not None for f in _otherwise(cell, engine)]
+    findings = [
+        found
+        for role in roles
+        if (engine := cell.engine(role)) is not None
+        for found in (*_otherwise(cell, engine), *_started_otherwise(cell, engine))
+    ]
     return conclude(NAME, cell.id, len(roles), findings)
 
 
+def _started_otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
+    """Yield findings about a command line that is not the profile's. Servers that ran already have none."""
+    if engine.attached:
+        return
+    given = _options(engine.argv)
+    wanted = {option: cell.settings.asked(name) for option, name in OPTIONS.items()}
+    target = cell.profile.setting(TARGET)
+    wanted["--model"] = target if isinstance(target, str) else None
+    for option, asked in wanted.items():
+        if asked is not None and not _same(given.get(option), str(asked)):
+            yield _other_command(cell, engine, f"{option} {asked}", given.get(option))
+    if engine.role in _OF_A_PAIR and "--kv-transfer-config" not in given:
+        yield _other_command(cell, engine, "--kv-transfer-config", None)
+    k, drafter = cell.record.draft_tokens, cell.profile.method(cell.method).get("drafter")
+    found = _json(given.get("--speculative-config"))
+    if engine.role == "prefill":
+        k = cell.profile.method(cell.method).get("prefill_num_speculative_tokens") or k
+    if found.get("num_speculative_tokens", 0) != k:
+        yield _other_command(cell, engine, f"--speculative-config with {k} drafts a step", found or None)
+    elif isinstance(drafter, str) and not _same(found.get("model"), drafter):
+        yield _other_command(cell, engine, f"--speculative-config with the drafter {drafter}", found)
+
+
+def _same(found: object, asked: str) -> bool:
+    """Return whether these are the same value, or folders of one name: parts of a run may come from machines with other
+    paths, and what is in the folders is hashed by identities."""
+    return isinstance(found, str) and (found == asked or ("/" in asked and Path(found).name == Path(asked).name))
+
+
+_OF_A_PAIR = ("prefill", "decode")
+OPTIONS = {
+    "--dtype": "dtype",
+    "--block-size": "block_size",
+    "--max-model-len": "max_model_len",
+    "--max-num-seqs": "max_num_seqs",
+    "--num-gpu-blocks-override": "kv_blocks",
+    "--max-num-batched-tokens": _STEP,
+    "--attention-backend": "attention_backend",
+}
+"""Options of vLLM that carry a setting of ``engine`` in a profile."""
+
+
+def _options(argv: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line that have a value; of one given twice the last, as vLLM takes it."""
+    return {
+        name: value
+        for name, value in pairwise(argv)
+        if name.startswith("--") and not (value.startswith("--") and " " not in value)
+    }
+
+
+def _json(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text is not None else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _other_command(cell: CellView, engine: EngineRecord, wanted: str, found: object) -> Finding:
+    message = (
+        f"expected the {engine.role} engine to be started with {wanted}, as the profile has it, found "
+        f"{'nothing of it' if found is None else found}: what was to be tested was not; record the cell again"
+    )
+    return cell.untested(NAME, message)
+
+
 def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
+    budget = cell.settings.asked(_STEP)
+    if budget is not None and engine.step_tokens is not None and not budget / 2 <= engine.step_tokens <= budget:
+        message = (
+            f"expected the {engine.role} engine to run with engine.{_STEP}: {budget}, of which speculation may take "
+            f"some, found {engine.step_tokens}: prompts are not cut into steps as they were to be; see "
+            f"logs/{engine.log}"
+        )
+        yield cell.untested(NAME, message)
     for name in (*READ_BACK, *([_IF_TOLD] if engine.block_size is not None else [])):
         asked, found = cell.settings.asked(name), getattr(engine, name)
         if asked is not None and found != asked:

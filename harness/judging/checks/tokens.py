@@ -68,6 +68,39 @@ def tokens_reference(cell: CellView) -> CheckResult:
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
 
 
+def has_twin(cell: CellView) -> bool:
+    """Return whether a P/D cell with speculation has the single engine of its method in this scenario."""
+    return cell.handed_off and cell.speculative and cell.asked(cell.name.single)
+
+
+def tokens_single(cell: CellView) -> CheckResult:
+    """Check that P/D says what the single engine of the same method says in the same scenario, or the plain one, which
+    is right. Where an expected failure excuses what both say, this still holds them together."""
+    name = "tokens-single"
+    twins = cell.history.of(cell.name.single, scenario=cell.scenario)
+    plain, rows = cell.history.of(cell.name.reference, scenario=cell.scenario), cell.rows(cell.name.plain)
+    verdict, _ = decide(Facts(change="differ", against="this run"))
+    findings: list[Finding] = []
+    judged = 0
+    for key, (o, _, output) in cell.answers().items():
+        other = _final(twins.get(key))
+        if other is None or other.output_ids is None:
+            message = f"expected an answer of {cell.name.single} to compare with, found none"
+            findings.append(cell.untested(name, message, o))
+            continue
+        judged += 1
+        right, row = _final(plain.get(key)), rows.get(o.prompt_id)
+        if output in (right.output_ids if right else None, row.output_ids[: o.max_tokens] if row else None):
+            # If the other one is wrong, its own checks say so.
+            continue
+        at = parting(cell, o, other.output_ids, other, None)
+        if at is not None and not at.near_tie:
+            message = _describe(at, output, other.output_ids, f"{cell.name.single} of this run")
+            evidence = _evidence(at, output, other.output_ids)
+            findings.append(cell.finding(name, verdict, cell.wrong_output, message, o, evidence))
+    return conclude(name, cell.id, judged, findings)
+
+
 def prefill_token(cell: CellView) -> CheckResult:
     """Check that P's own token is the first one of the output, which D computes anew from the KV that it was handed.
 

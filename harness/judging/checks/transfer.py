@@ -291,6 +291,8 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
             f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
         )
         return [cell.untested(NAME, message)]
+    if (wrong := _not_as_configured(cell, size)) is not None:
+        return [wrong]
     plain = cell.history.cell(cell.name.beside("pd", "none").id)
     if plain is None or not cell.traits.own_layers:
         return []
@@ -307,6 +309,22 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
         )
         return [cell.untested(NAME, message)]
     return []
+
+
+def _not_as_configured(cell: CellView, size: float) -> Finding | None:
+    """Return the finding that blocks do not have the bytes that the models' configs tell."""
+    numbers, item = cell.record.kv_numbers, cell.settings.kv_item_bytes
+    # Several ranks may each move heads that others move, too, and of some types nothing tells the bytes of a number.
+    if numbers is None or item == 1 or any(cell.settings.ranks(role) > 1 for role in ("prefill", "decode")):
+        return None
+    wanted = cell.record.block_size * numbers * item
+    if size == wanted:
+        return None
+    message = (
+        f"expected blocks of {cell.record.block_size} tokens to have {wanted} bytes, by the configs "
+        f"of the models, found {size:.6g}: layers or heads are missing, or moved twice"
+    )
+    return cell.untested(NAME, message)
 
 
 def _bytes_by(cell: RecordedCell, size: Callable[[Observation], int]) -> dict[int, list[float]]:
@@ -337,14 +355,16 @@ def _leases(cell: CellView) -> list[Finding]:
 
     P counts an expired lease during whatever request it serves then. A lease that D never took over must expire, and
     that of a late request may: as many expiries as such requests came before, in the same cell or before its first
-    recorded request, are expected.
+    recorded request, are expected. Those from before have all ended a lease later, and are counted at the next request.
     """
     findings = []
     counted: set[tuple[str, int, int]] = set()
     prefill, ranks = cell.engine("prefill"), cell.settings.ranks("prefill")
     # Each rank of P counts the end of a lease.
-    pending = float(ranks * prefill.kept_blocks if prefill else 0)
-    for o in cell.history.in_order(cell.id):
+    pending, kept = 0.0, float(ranks * prefill.kept_blocks if prefill else 0)
+    ordered = cell.history.in_order(cell.id)
+    kept_until = ordered[0].started_at + cell.settings.kv_lease_s if ordered else 0.0
+    for o in ordered:
         expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill")
         # Concurrent requests share one set of counters.
         place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
@@ -353,9 +373,10 @@ def _leases(cell: CellView) -> list[Finding]:
             expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
         late = o.came_late(cell.settings.kv_lease_s)
         pending += ranks * (late + o.attempts - 1 + _never_pulled(cell, o))
-        explained = min(expired, pending)
+        from_before, explained = min(expired, kept), min(max(0.0, expired - kept), pending)
+        kept = kept - from_before if o.started_at <= kept_until else 0.0
         pending -= explained
-        expired -= explained
+        expired -= from_before + explained
         if o.scenario == cell.scenario:
             findings += [_late_request(cell, o)] if late else []
             findings += [_early_expiry(cell, o, math.ceil(expired / ranks))] if expired else []
@@ -518,7 +539,15 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     size = cell.record.block_size
     allowed = sorted({published_blocks(count, size, window) for window in cell.record.windows})
     longest = max(range(len(groups)), key=lambda index: len(groups[index]))
+    pool = p.kv_blocks if (p := cell.engine("prefill")) is not None else None
     for index, group in enumerate(groups):
+        # Block 0 is the one that stands for none.
+        if pool is not None and (strange := [b for b in group if type(b) is not int or not 0 < b < pool]):
+            message = (
+                f"expected P to publish blocks 1 to {pool - 1} of its pool in KV-cache group {index}, found "
+                f"{strange[0]!r}: D reads memory that is no block of P"
+            )
+            findings.append(cell.wrong_kv(NAME, message, o, given))
         if len({str(block) for block in group}) < len(group):
             message = (
                 f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV of "

@@ -141,6 +141,7 @@ class SelfTester:
             folder.name,
             mutants=mutants,
             rescore=setup.group.rescores,
+            kind="run" if mutants else "control",
         )
 
     def _control(self, setup: Setup, session: EngineGroupSession) -> None:

@@ -170,7 +170,7 @@ def test_other_token_count_is_a_regression():
 
 def of_windows(groups, moved=None):
     """The check of hand-offs of 181 tokens by a target with full attention and a window of 48; blocks have 32 KiB."""
-    usual = [list(range(6)), [6, 7, 8], [9, 10, 11]]
+    usual = [list(range(1, 7)), [16, 7, 8], [9, 10, 11]]
     rows = []
     for number, published in enumerate((usual, usual, groups)):
         o = with_params(observation("pd-none", 181), remote_block_ids=published)
@@ -182,15 +182,15 @@ def of_windows(groups, moved=None):
 
 
 def test_groups_with_windows_publish_the_last_blocks_only():
-    assert of_windows([list(range(6)), [6, 7, 8], [9, 10, 11]]).verdict is Verdict.PASS
+    assert of_windows([list(range(1, 7)), [16, 7, 8], [9, 10, 11]]).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([list(range(6)), [6, 7], [9, 10, 11]], "the last 3 of 6 blocks in KV-cache group 1, found 2"),
-        ([list(range(6)), [6, 7, 8, 12, 13], [9, 10, 11]], "= 6 blocks in KV-cache group 1, found 5"),
-        ([[3, 4, 5], [6, 7, 8], [9, 10, 11]], "= 6 blocks in KV-cache group 0, found 3"),
+        ([list(range(1, 7)), [16, 7], [9, 10, 11]], "the last 3 of 6 blocks in KV-cache group 1, found 2"),
+        ([list(range(1, 7)), [16, 7, 8, 12, 13], [9, 10, 11]], "= 6 blocks in KV-cache group 1, found 5"),
+        ([[3, 4, 5], [16, 7, 8], [9, 10, 11]], "= 6 blocks in KV-cache group 0, found 3"),
     ],
 )
 def test_other_numbers_of_blocks_with_windows_are_regressions(groups, words):
@@ -201,7 +201,7 @@ def test_other_numbers_of_blocks_with_windows_are_regressions(groups, words):
 
 
 def test_window_whose_blocks_did_not_move_is_unknown():
-    result = of_windows([list(range(6)), [6, 7, 8], [9, 10, 11]], moved=9)
+    result = of_windows([list(range(1, 7)), [16, 7, 8], [9, 10, 11]], moved=9)
     assert result.verdict is Verdict.UNKNOWN
     assert "expected NIXL to move 10 blocks of 32768 bytes" in result.findings[0].message
 

@@ -34,7 +34,7 @@ def handed(tokens: int, count: int | None = None, external: int | None = None, m
     params = {
         **o.leg("prefill").kv_transfer_params,
         "remote_num_tokens": kept if count is None else count,
-        "remote_block_ids": [list(range(-(-(kept if count is None else count) // BLOCK)))],
+        "remote_block_ids": [list(range(1, 1 - (-(kept if count is None else count) // BLOCK)))],
     }
     computed = dict.fromkeys(("prompt_tokens", "prefix_queries", "prompt_tokens_local_compute"), float(kept))
     o = with_prefill(o, kv_transfer_params=params, counters={"finished_requests": 1.0, **computed})

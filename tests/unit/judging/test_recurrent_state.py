@@ -35,7 +35,7 @@ def handed(tokens: int, groups: list | None = None, count: int | None = None, mo
     params = {
         **o.leg("prefill").kv_transfer_params,
         "remote_num_tokens": tokens - 1 if count is None else count,
-        "remote_block_ids": [[90], [91], list(range(filled))] if groups is None else groups,
+        "remote_block_ids": [[20], [21], list(range(1, 1 + filled))] if groups is None else groups,
     }
     computed = dict.fromkeys(("prompt_tokens", "prefix_queries", "prompt_tokens_local_compute"), tokens - 1.0)
     o = with_prefill(o, kv_transfer_params=params, counters={"finished_requests": 1.0, **computed})
@@ -69,8 +69,8 @@ def test_a_healthy_pair_passes():
     ("wrong", "words"),
     [
         ({"count": 100}, "KV of 99 tokens, found remote_num_tokens = 100"),
-        ({"groups": [[90, 92], [91], [0, 1, 2, 3]]}, "one block of state in KV-cache group 0, found 2"),
-        ({"groups": [[90], [91], [0, 1, 2]]}, "= 4 blocks in KV-cache group 2, found 3"),
+        ({"groups": [[20, 22], [21], [1, 2, 3, 4]]}, "one block of state in KV-cache group 0, found 2"),
+        ({"groups": [[20], [21], [1, 2, 3]]}, "= 4 blocks in KV-cache group 2, found 3"),
     ],
 )
 def test_another_token_or_number_of_blocks_is_a_regression(wrong, words):
@@ -99,7 +99,7 @@ def test_no_state_in_any_hand_off_is_unknown():
         (recorded(block_size=544), "their blocks have 32 tokens, but 544"),
         (recorded(windows=(None, 48)), "sliding windows, too"),
         (recorded(lengths=[20, 30]), "0 of 3 KV-cache groups of which P publishes a single block"),
-        (recorded(*(handed(n, groups=[[90], [91]]) for n in LENGTHS)), "2 of 2 KV-cache groups"),
+        (recorded(*(handed(n, groups=[[20], [21]]) for n in LENGTHS)), "2 of 2 KV-cache groups"),
         (recorded(lengths=[100]), "no two hand-offs of unlike numbers of blocks"),
     ],
 )

@@ -11,7 +11,14 @@ from tests.support.builders import engine, history, lookups, observation, view, 
 
 
 def asked(told, **engine_settings):
-    engines = tuple(engine("pd-none", role).model_copy(update=told) for role in ("prefill", "decode"))
+    given = {"kv_blocks": "--num-gpu-blocks-override", "attention_backend": "--attention-backend"}
+    options = tuple(
+        word for name, value in engine_settings.items() if name in given for word in (given[name], str(value))
+    )
+    engines = tuple(
+        found.model_copy(update={**told, "argv": (*found.argv, *options)})
+        for found in (engine("pd-none", role) for role in ("prefill", "decode"))
+    )
     return with_profile(history([observation("pd-none", 40)], engines=engines), engine=engine_settings)
 
 

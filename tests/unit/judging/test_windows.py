@@ -33,7 +33,7 @@ def test_a_drafter_may_change_how_many_layers_a_block_holds(extra, verdict):
     drafted = []
     for o in (observation("pd-eagle3", n) for n in LENGTHS):
         (blocks,) = o.legs[0].kv_transfer_params["remote_block_ids"]
-        groups = [[f"{group}-{block}" for block in blocks] for group in range(3 + extra)]
+        groups = [[len(blocks) * group + block for block in blocks] for group in range(3 + extra)]
         o = with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": groups})
         drafted.append(with_bytes(o, 32768.0 * len(blocks) * (3 + extra)))
     assert transfer.transfer(view(history([*plain, *drafted]), "pd-eagle3")).verdict is verdict
@@ -48,7 +48,7 @@ def test_each_group_has_its_own_window(less, verdict):
     made = []
     for n, pulled in PULLED.items():
         o = observation("pd-none", n)
-        published = [list(range(published_blocks(n, 32, window))) for window in (None, 48, 96)]
+        published = [list(range(1, 1 + published_blocks(n, 32, window))) for window in (None, 48, 96)]
         o = with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": published})
         made.append(with_bytes(o, 32768.0 * (sum(pulled) - less * (n == 200))))
     cell = view(with_cells(history(made), windows=(None, 48, 96)), "pd-none")
