@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, RUN, SECOND, rounds_below
 from harness.history.records import COLD, COUNTED, RESCORE
 from harness.judging.evidence import Stages, judging_of
-from harness.util.files import write_atomic
+from harness.util.files import sha256_bytes, write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
 from harness.util.storage import writing
@@ -189,7 +188,7 @@ def carry(history: History, references: References) -> History:
         with writing(target):
             text = read_text(source, _MOST_BYTES)
         write_atomic(target, text)
-        hashes[target.relative_to(history.folder).as_posix()] = hashlib.sha256(text.encode()).hexdigest()
+        hashes[target.relative_to(history.folder).as_posix()] = sha256_bytes(text.encode())
     if any(c.plan == COUNTED or c.emptied_s == {} for c in history.run.cells):
         # A record of an earlier version stays as it is: migrated, it would lack what this one has.
         return history
@@ -206,7 +205,7 @@ def changed_copies(history: History, references: References) -> str | None:
         return None
     for name, sha256 in recorded.items():
         try:
-            found = hashlib.sha256(read_text(history.folder / name, _MOST_BYTES).encode()).hexdigest()
+            found = sha256_bytes(read_text(history.folder / name, _MOST_BYTES).encode())
         except (OSError, ValueError):
             found = "none"
         if found != sha256:

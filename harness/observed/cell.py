@@ -129,6 +129,11 @@ class ObservedCell:
         record = self.history.cell(cell_id)
         return record is not None and (record.planned > 0 if self.cold else self.scenario in record.scenarios)
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether this is a P/D cell with speculation whose single engine was asked in this scenario, too."""
+        return self.handed_off and self.speculative and self.asked(self.name.single)
+
     def asked_alike(self, cell_id: str) -> bool:
         """Return whether the run was asked for prompts of this cell in another one, in this scenario or cold."""
         cold = self.history.of(cell_id)

@@ -381,10 +381,6 @@ def everywhere() -> Iterator[Attack]:
             yield Attack(story, f"one, {place}", each(change, wanted, one=True))
 
 
-def kept(row: Row) -> bool:
-    return row.get("scenario", "cold") == "cold"
-
-
 # --- stories of the record -------------------------------------------------------------------------------------------
 
 

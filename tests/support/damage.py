@@ -398,4 +398,9 @@ BENIGN: dict[str, str] = {
 
 def reason(kind: Kind) -> str | None:
     """Return why this damage may leave a run green; None if it may not."""
-    return next((why for pattern, why in BENIGN.items() if re.fullmatch(pattern, kind.name)), None)
+    return reason_in(BENIGN, kind.name)
+
+
+def reason_in(benign: Mapping[str, str], name: str) -> str | None:
+    """Return the reason for the first pattern that a name matches; None if it matches none."""
+    return next((why for pattern, why in benign.items() if re.fullmatch(pattern, name)), None)

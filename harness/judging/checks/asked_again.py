@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from harness.history.records import COLD, Form, Observation
-from harness.judging.decision import SecondStage
+from harness.history.verdict import Verdict
+from harness.judging.decision import Change, Facts, SecondStage, decide
 from harness.judging.evidence import CellView
 from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
@@ -60,8 +61,15 @@ class AskedAgain(NamedTuple):
     def of(self, check: str, answer: AnswerId) -> Times:
         return self.times.get(check, {}).get(answer, Times())
 
-    def stage(self, check: str, answer: AnswerId) -> SecondStage:
-        """Return what asking again says of an answer in which a check found something."""
+    def verdict(self, check: str, cell: CellView, o: Observation, change: Change) -> tuple[Verdict, str]:
+        """Return the verdict on an answer in which a check found something, and the reason, with what came of asking
+        again."""
+        answer = AnswerId.of(cell, o)
+        facts = Facts(change=change, against="this run", few=True, second_stage=self._stage(check, answer))
+        verdict, why = decide(facts)
+        return verdict, why + self._words(check, answer, o.prompt_id)
+
+    def _stage(self, check: str, answer: AnswerId) -> SecondStage:
         if not self.due:
             return "not needed"
         again = self.of(check, answer)
@@ -69,7 +77,7 @@ class AskedAgain(NamedTuple):
             return "missing"
         return "confirmed" if again.found else "not confirmed"
 
-    def words(self, check: str, answer: AnswerId, prompt_id: str) -> str:
+    def _words(self, check: str, answer: AnswerId, prompt_id: str) -> str:
         """Return what came of asking again, to follow a sentence; empty where an answer was not asked again."""
         again = self.of(check, answer)
         if not again.asked:

@@ -190,14 +190,17 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
 def has_single(cell: CellView) -> bool:
     """Return whether a P/D cell has the single engine of its method, cold or for requests with a grammar, whose drafts
     no baseline has."""
-    paired = cell.handed_off and cell.speculative and cell.asked(cell.name.single)
-    return paired and (cell.cold or any(o.drafts_filtered for o in cell.answered().values()))
+    return cell.has_twin and (cell.cold or _has_grammar(cell))
+
+
+def _has_grammar(cell: CellView) -> bool:
+    return any(o.drafts_filtered for o in cell.answered().values())
 
 
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")
-    if not cell.cold and any(o.drafts_filtered for o in cell.answered().values()):
+    if not cell.cold and _has_grammar(cell):
         return _with_a_grammar(cell, single.answers() if single else {})
     references = single.steps() if single else {}
     totals = single.counts.by_key if single else {}

@@ -71,7 +71,7 @@ CHECKS: tuple[Check, ...] = (
     Check("text-form", lambda c: bool(c.observations("text")), responses.text_form),
     Check("tokens-reference", lambda c: not c.is_plain and c.asked(c.name.reference), tokens.tokens_reference),
     Check("tokens-baseline", lambda _: True, tokens.tokens_baseline),
-    Check("tokens-single", tokens.has_twin, tokens.tokens_single),
+    Check("tokens-single", lambda c: c.has_twin, tokens.tokens_single),
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
     Check("logprobs-baseline", lambda _: True, logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),

@@ -19,7 +19,6 @@ from harness.history.records import COLD, Observation
 from harness.history.token_ids import common_prefix
 from harness.judging.checks.asked_again import NOT_ASKED, AnswerId, AskedAgain, Judged
 from harness.judging.checks.hypothesis_tests import full_answers, of_cold
-from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import DraftsBeside
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -81,15 +80,18 @@ def judge_requests(cell: CellView, requests: int, again: AskedAgain = NOT_ASKED)
 
     ``requests`` are those of the whole run, which share the level of this gate.
     """
-    against, _ = _twins(cell)
-    judged = drafted_answers(cell, requests, again)
+    against, twins = _twins(cell)
+    judged = _beside(cell, against, twins, requests, again)
     note = f"{len(judged)} requests beside {against}" if judged else f"no request has another answer in {against}"
     return conclude(NAME, cell.id, len(judged), [f for f in judged.values() if f is not None], note=note)
 
 
-def drafted_answers(cell: CellView, requests: int, again: AskedAgain = NOT_ASKED) -> Judged:
+def drafted_answers(cell: CellView, requests: int) -> Judged:
     """Return what is wrong with the drafts of each request of a cell that has a twin."""
-    against, twins = _twins(cell)
+    return _beside(cell, *_twins(cell), requests, NOT_ASKED)
+
+
+def _beside(cell: CellView, against: str, twins: Mapping[str, _Drafted], requests: int, again: AskedAgain) -> Judged:
     both = {key: (mine, twins[key]) for key, mine in _drafted(cell).items() if key in twins}
     level = cell.judging.single_alpha / max(1, requests, len(both))
     asked = cell.observations()
@@ -113,13 +115,11 @@ def _finding(
     # The ways to be too few share the level.
     if p > level / _WAYS:
         return None
-    answer = AnswerId.of(cell, o)
-    stage = again.stage(NAME, answer)
-    verdict, why = decide(Facts(change="drop", against="this run", few=True, second_stage=stage))
+    verdict, why = again.verdict(NAME, cell, o, "drop")
     message = (
         f"expected the first drafts of {o.prompt_id} to be accepted as often as in {against} {what}, found "
         f"{ours.accepted} of {ours.steps} beside {theirs.accepted} of {theirs.steps} (p {p:.2g}, level {level:.2g}): "
-        f"{why}{again.words(NAME, answer, o.prompt_id)}; repeat the request with `harness repro`"
+        f"{why}; repeat the request with `harness repro`"
     )
     evidence = DraftsBeside(
         accepted=ours.accepted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import Divergence, compare
@@ -13,6 +13,9 @@ from harness.judging.figures import OfEngine, TokenDifference
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats, parting, rounding_nats
 from harness.judging.rounding import allowed
+from harness.observed.cell import Answer
+
+Ids = tuple[int, ...]
 
 
 def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
@@ -42,62 +45,61 @@ def _final(o: Observation | None) -> Leg | None:
     return o.final if o is not None and o.error is None else None
 
 
+def _beside(cell: CellView, name: str, other: str, findings: list[Finding]) -> Iterator[tuple[str, Answer, Leg, Ids]]:
+    """Yield each answer of a cell by key, with that of another cell of this run in the same scenario and its tokens;
+    add a finding for one without."""
+    theirs = cell.history.of(other, scenario=cell.scenario)
+    for key, answer in cell.answers().items():
+        leg = _final(theirs.get(key))
+        if leg is None or leg.output_ids is None:
+            findings.append(cell.untested(name, f"expected an answer of {other} to compare with, found none", answer.o))
+        else:
+            yield key, answer, leg, leg.output_ids
+
+
+def _parted(cell: CellView, name: str, answer: Answer, other: str, wanted: Ids, at: Divergence) -> Finding:
+    """Return the finding on an answer that is not that of another cell of this run."""
+    verdict, _ = decide(Facts(change="differ", against="this run"))
+    message = _describe(at, answer.output, wanted, f"{other} of this run")
+    return cell.finding(name, verdict, cell.wrong_output, message, answer.o, _evidence(at, answer.output, wanted))
+
+
 def tokens_reference(cell: CellView) -> CheckResult:
     """Check that tokens equal those of the no-speculation single engine in the same run and scenario."""
-    name = "tokens-reference"
-    reference = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    name, other = "tokens-reference", cell.name.reference
     rows = cell.rows(cell.name.plain)
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []
-    for key, (o, _, output) in cell.answers().items():
-        other = _final(reference.get(key))
-        if other is None or other.output_ids is None:
-            message = f"expected an answer of {cell.name.reference} to compare with, found none"
-            findings.append(cell.untested(name, message, o))
-            continue
+    for _, answer, leg, wanted in _beside(cell, name, other, findings):
         judged += 1
-        at = parting(cell, o, other.output_ids, other, rows.get(o.prompt_id))
-        if at is None or at.near_tie:
-            ties += [other] if at is not None else []
-            continue
-        message = _describe(at, output, other.output_ids, f"{cell.name.reference} of this run")
-        evidence = _evidence(at, output, other.output_ids)
-        findings.append(cell.finding(name, verdict, cell.wrong_output, message, o, evidence))
+        at = parting(cell, answer.o, wanted, leg, rows.get(answer.o.prompt_id))
+        if at is not None and at.near_tie:
+            ties.append(leg)
+        elif at is not None:
+            findings.append(_parted(cell, name, answer, other, wanted, at))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
-
-
-def has_twin(cell: CellView) -> bool:
-    """Return whether a P/D cell with speculation has the single engine of its method in this scenario."""
-    return cell.handed_off and cell.speculative and cell.asked(cell.name.single)
 
 
 def tokens_single(cell: CellView) -> CheckResult:
     """Check that P/D says what the single engine of the same method says in the same scenario, or the plain one, which
     is right. Where an expected failure excuses what both say, this still holds them together."""
-    name = "tokens-single"
-    twins = cell.history.of(cell.name.single, scenario=cell.scenario)
+    name, other = "tokens-single", cell.name.single
     plain, rows = cell.history.of(cell.name.reference, scenario=cell.scenario), cell.rows(cell.name.plain)
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     findings: list[Finding] = []
     judged = 0
-    for key, (o, _, output) in cell.answers().items():
-        other = _final(twins.get(key))
-        if other is None or other.output_ids is None:
-            message = f"expected an answer of {cell.name.single} to compare with, found none"
-            findings.append(cell.untested(name, message, o))
-            continue
+    for key, answer, leg, wanted in _beside(cell, name, other, findings):
         judged += 1
-        right, row = _final(plain.get(key)), rows.get(o.prompt_id)
-        if output in (right.output_ids if right else None, row.output_ids[: o.max_tokens] if row else None):
+        right, row = _final(plain.get(key)), rows.get(answer.o.prompt_id)
+        if answer.output in (
+            right.output_ids if right else None,
+            row.output_ids[: answer.o.max_tokens] if row else None,
+        ):
             # If the other one is wrong, its own checks say so.
             continue
-        at = parting(cell, o, other.output_ids, other, None)
+        at = parting(cell, answer.o, wanted, leg, None)
         if at is not None and not at.near_tie:
-            message = _describe(at, output, other.output_ids, f"{cell.name.single} of this run")
-            evidence = _evidence(at, output, other.output_ids)
-            findings.append(cell.finding(name, verdict, cell.wrong_output, message, o, evidence))
+            findings.append(_parted(cell, name, answer, other, wanted, at))
     return conclude(name, cell.id, judged, findings)
 
 

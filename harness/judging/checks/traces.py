@@ -17,10 +17,8 @@ import numpy as np
 
 from harness.history.folder import History
 from harness.history.records import RESCORE, Observation
-from harness.history.verdict import Verdict
 from harness.judging.checks.asked_again import NOT_ASKED, AnswerId, AskedAgain, Judged
 from harness.judging.checks.rescored import applies, scores
-from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import TraceMoved, WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -172,7 +170,7 @@ def _moved_too_far(
     limit, mean, start, tokens = max(windows, key=lambda w: w[1] / w[0], default=(CAP, 0.0, 0, 0))
     if mean <= limit:
         return None
-    verdict, why = _few(cell, o, again)
+    verdict, why = again.verdict(NAME, cell, o, "differ")
     message = (
         f"expected the output of {o.prompt_id} to be as likely to {cell.name.reference}, which reads it afresh, as to "
         f"the engine that said it, but for rounding, which moves a token of this text by {size:.2g} nats and {tokens} "
@@ -193,7 +191,7 @@ def _disliked(
     if max(gaps, default=0.0) <= bound:
         return None
     wrong = [i for i, gap in enumerate(gaps) if gap > bound]
-    verdict, why = _few(cell, o, again)
+    verdict, why = again.verdict(NAME, cell, o, "differ")
     message = (
         f"expected no output token of {o.prompt_id} that {cell.name.reference} dislikes by more than {bound:.2g} nats "
         f"when it reads prompt and output afresh, found {len(wrong)} of {len(gaps)}, the first at output token "
@@ -203,13 +201,6 @@ def _disliked(
         position=wrong[0], gap_nats=gaps[wrong[0]], wrong_tokens=len(wrong), scored_tokens=len(gaps)
     )
     return cell.finding(NAME, verdict, cell.wrong_output, message, o, found)
-
-
-def _few(cell: CellView, o: Observation, again: AskedAgain) -> tuple[Verdict, str]:
-    answer = AnswerId.of(cell, o)
-    stage = again.stage(NAME, answer)
-    verdict, why = decide(Facts(change="differ", against="this run", few=True, second_stage=stage))
-    return verdict, why + again.words(NAME, answer, o.prompt_id)
 
 
 def _worst_window(units: Matrix, size: int) -> tuple[float, int, int]:
