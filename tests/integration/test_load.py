@@ -257,12 +257,9 @@ def _peaks(tmp_path: Path, in_memory: int) -> dict[str, float]:
     return grown
 
 
-@pytest.mark.parametrize(
-    ("prompts", "judged", "merged"), [(60, 18, 48), pytest.param(150, 45, 70, marks=pytest.mark.exhaustive)]
-)
-def test_memory_does_not_grow_with_the_run(tmp_path: Path, prompts: int, judged: float, merged: float):
-    """Held in memory, five times the cells take 37 MiB more with 60 prompts, and 61 when they are merged; with 150
-    prompts they take 89 and 110."""
+@pytest.mark.parametrize(("prompts", "limit"), [(60, 18), pytest.param(150, 45, marks=pytest.mark.exhaustive)])
+def test_memory_does_not_grow_with_the_run(tmp_path: Path, prompts: int, limit: float):
+    """Held in memory, five times the cells take 41 to 50 MiB more with 60 prompts, and 44 to 116 with 150."""
     for cells in (8, 40):
         run = records(cells)
         write(tmp_path / str(cells) / "whole", run, prompts)
@@ -272,7 +269,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, prompts: int, judged:
             write(tmp_path / str(cells) / name, own, prompts)
         write_baselines(tmp_path / str(cells) / "baselines", run, prompts)
     grown = _peaks(tmp_path, 0)
-    assert max(grown["judge"], grown["report"]) < judged and grown["merge"] < merged, f"{grown} MiB"
+    assert max(grown.values()) < limit, f"{grown} MiB"
 
 
 def test_the_peak_is_this_process_own(tmp_path: Path):
