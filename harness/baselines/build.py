@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, get_args
@@ -306,11 +306,17 @@ def rows_from(
                 drafted=leg.speculation.per_step_drafted if leg.speculation and leg.speculation.up_to else (),
                 close=_close(leg),
                 runner_ups=_runner_ups(leg),
-                gaps=tuple(None if g is None else round(g, 3) for g in leg.top_gaps or ()) if bitwise else (),
+                gaps=_rounded(leg.top_gaps) if bitwise else (),
+                logprobs=_rounded(leg.chosen_logprobs) if bitwise else (),
                 again=_again(leg, other.final if other is not None and other.error is None else None, k),
             )
         )
     return rows
+
+
+def _rounded(values: Sequence[float | None] | None) -> tuple[float | None, ...]:
+    """Return values with three decimals, as baselines keep them, without a zero below zero."""
+    return tuple(None if v is None else round(v, 3) + 0.0 for v in values or ())
 
 
 def _tells_steps(speculation: Speculation | None) -> bool:

@@ -75,6 +75,8 @@ class BaselineRow(Strict):
     """Indices of the tokens in ``close`` whose second-best token is known, with that token."""
     gaps: tuple[float | None, ...] = ()
     """Top-2 log-prob distance of every output token, in nats; empty where the baseline does not carry them."""
+    logprobs: tuple[float | None, ...] = ()
+    """Log-prob of every output token; empty where the baseline does not carry them, as of earlier versions."""
     again: Again | None = None
 
     @property

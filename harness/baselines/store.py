@@ -67,7 +67,9 @@ def with_rows(path: Path, header: Header, text: str) -> Baseline:
 
 def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
     reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) not in (tuple(COLUMNS), (*COLUMNS, *UP_TO_COLUMNS)):
+    found = tuple(reader.fieldnames or ())
+    more = (c for group in (UP_TO_COLUMNS, LOGPROB_COLUMNS) if not group.keys().isdisjoint(found) for c in group)
+    if found != (*COLUMNS, *more):
         raise DataError(
             f"baseline {table}: expected the columns {', '.join(COLUMNS)}, found {reader.fieldnames}; record it again "
             "with `harness baseline record`"
@@ -83,6 +85,10 @@ def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(v) for v in text.split())
+
+
+def _floats(text: str) -> tuple[float | None, ...]:
+    return tuple(None if v == "-" else float(v) for v in text.split())
 
 
 def _words(values: Iterable[object]) -> str:
@@ -111,7 +117,8 @@ def _row(raw: dict[str, str]) -> BaselineRow:
         drafted=_numbers(raw.get("drafted", "")),
         close=tuple((int(at), float(gap)) for at, gap, *_ in close),
         runner_ups=tuple((int(at), int(token)) for at, _, *rest in close for token in rest),
-        gaps=tuple(None if v == "-" else float(v) for v in raw["gaps"].split()),
+        gaps=_floats(raw["gaps"]),
+        logprobs=_floats(raw.get("logprobs", "")),
         again=again,
     )
 
@@ -142,19 +149,22 @@ COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "gaps": lambda r: _words(r.gaps),
 }
 """What each column has of a row, None for nothing: ``accepted`` the accepted drafts of every verify step; lists are
-numbers separated by spaces, in ``gaps`` with ``-`` for one that is not known, and ``close`` is a list of
-``index:gap:runner-up``, the last if it is known."""
+numbers separated by spaces, in ``gaps`` (and ``logprobs``) with ``-`` for one that is not known, and ``close`` is a list
+of ``index:gap:runner-up``, the last if it is known."""
 UP_TO_COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "drafted": lambda r: _words(r.drafted),
     "again_drafted_at": lambda r: _words(r.again.drafted_at if r.again else ()),
 }
 """Columns that only files of methods that draft up to k tokens a step have."""
+LOGPROB_COLUMNS: dict[str, Callable[[BaselineRow], object]] = {"logprobs": lambda r: _words(r.logprobs)}
+"""A column that files of earlier versions, and of the normal tier, lack."""
 
 
 def _text(rows: Sequence[BaselineRow]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = COLUMNS | (UP_TO_COLUMNS if any(r.drafted for r in rows) else {})
+    columns |= LOGPROB_COLUMNS if any(r.logprobs for r in rows) else {}
     writer.writerow(columns)
     writer.writerows([value(r) for value in columns.values()] for r in rows)
     return out.getvalue()

@@ -303,6 +303,8 @@ def parse_completion(
             echoed_ids=token_ids(choice.get("prompt_token_ids")),
             output_ids=token_ids(choice.get("token_ids")),
             finish_reason=finish_reason(choice.get("finish_reason")),
+            stop_reason=choice.get("stop_reason"),
+            text=choice["text"] if rescore_from is None else None,
             usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),

@@ -28,6 +28,7 @@ from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile
 from harness.prompts.model import Prompt
 from harness.util import clock
+from harness.workload.own_text import decoder_of, own_text
 
 _POLL_S = 0.25
 _RESET_S = 5.0
@@ -70,6 +71,7 @@ class EngineGroupSession:
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
         self._unverified = unverified_tokens(group.method.draft_tokens, modules_in(profile, group.method))
+        self._decode = decoder_of(profile.tokenizer_folder)
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
@@ -285,7 +287,9 @@ class EngineGroupSession:
         return None
 
     def _described(self, leg: Leg) -> Leg:
-        """Return an answer that says which of its steps may have fewer than k drafts."""
+        """Return an answer with the text of its tokens, that says which of its steps may have fewer than k drafts."""
+        if leg.text is not None and self._decode is not None:
+            leg = leg.model_copy(update={"own_text": own_text(self._decode, leg)})
         if leg.speculation is None:
             return leg
         length = (leg.usage_prompt_tokens or 0) + len(leg.output_ids or ())

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
-from harness.profiles.scenarios import Abandon, Feature
+from harness.profiles.scenarios import Abandon, Feature, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
@@ -103,6 +103,12 @@ class Leg(Strict):
     """Prompt token ids as the server received them."""
     output_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """Token or string that ended the answer, as the engine names it; None for the end token of the model."""
+    text: str | None = None
+    """Text of the output as the engine returned it; None in records of earlier versions."""
+    own_text: str | None = None
+    """Text of the same tokens as the harness decodes them (``workload.own_text``), not cut at a stop string."""
     usage_prompt_tokens: Count | None = None
     usage_completion_tokens: Count | None = None
     chosen_logprobs: tuple[float, ...] | None = None
@@ -122,6 +128,12 @@ class Leg(Strict):
     counters: dict[str, float] = Field(default_factory=dict)
     """Increase of the engine's counters during this request (concurrency 1)."""
     seconds: float = 0.0
+
+    @property
+    def ended_by_text(self) -> bool:
+        """Whether a stop string ended the answer. The API server finds it, and aborts the request: the engine may have
+        gone on by then, and vLLM 0.32.0 gives no acceptance metrics of the request."""
+        return isinstance(self.stop_reason, str)
 
     @property
     def external_tokens(self) -> float:
@@ -175,6 +187,16 @@ class Observation(Strict):
     error: str | None = None
     started_at: float
     """Time by ``harness.util.clock``; in a resumed run, each process has its own clock."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Number of tokens after which the answer is cut short: where its stop string is complete, or by its limit."""
+        last = (
+            stop_at("stop-string", len(self.known_answer))
+            if self.feature == "stop-string" and self.known_answer
+            else None
+        )
+        return self.max_tokens if last is None else last + 1
 
     @property
     def key(self) -> str:
@@ -323,6 +345,8 @@ class CellRecord(Strict):
     kv_numbers: int | None = None
     """Numbers of a token's KV that a hand-off moves, by the configs of the models; None where they do not tell, and in
     records of earlier versions."""
+    texts: bool = False
+    """Whether answers were recorded with their texts; False in records of earlier versions."""
     route: Route = "client"
     """Who performed the hand-off: the harness, or a router."""
     planned: int

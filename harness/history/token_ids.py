@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.util.files import sha256_json
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int] | str, b: Sequence[int] | str) -> int:
     """Return the number of equal leading elements: the index of the first difference, or the shorter length."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

@@ -24,6 +24,7 @@ DamageClass = Literal[
     "target-kv",
     "drafter-kv",
     "sampler",
+    "text",
     "nothing-tested",
     "engine-changed",
     "known-answer",

@@ -21,6 +21,8 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
         *rounding_notices(evidence, judging_of(history).tier),
         *(n for lookup in evidence.baselines.values() for n in lookup.notices),
     ]
+    if any(not c.texts and c.state == "complete" for c in run.cells):
+        notices.append("the texts of answers are not judged, because they were not recorded")
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
     notices += [*history.notices, *(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]

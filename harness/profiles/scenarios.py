@@ -334,10 +334,15 @@ class Sampled(_Scenario):
         return True
 
 
-Feature = Literal["grammar", "min-tokens", "stop-token", "stop-at-once", "prompt-logprobs"]
+Feature = Literal["grammar", "min-tokens", "stop-token", "stop-at-once", "stop-string", "prompt-logprobs"]
 """A parameter of a request that must not change its tokens: a grammar that admits the right answer alone, a smallest
-length that is the answer's, a token in the middle of the answer or its first one at which it stops, or the log-probs
-of the prompt."""
+length that is the answer's, a token in the middle of the answer or its first one at which it stops, a text across two
+of its tokens at which it stops, or the log-probs of the prompt."""
+
+
+def stop_at(feature: Feature | None, answered: int) -> int | None:
+    """Return the index of the token that stops a known answer of this length because of a feature, or None."""
+    return {"stop-token": answered // 2, "stop-string": answered // 2, "stop-at-once": 0}.get(feature or "")
 
 
 class Features(_Scenario):

@@ -139,6 +139,7 @@ class Recorder:
                     recurrent=recurrent(targets[w.cell.variant]),
                     modules=modules_in(profile.part(w.cell.variant), w.cell.method),
                     kv_numbers=kv_numbers(profile.part(w.cell.variant), w.cell.method),
+                    texts=True,
                     route=w.cell.route,
                     planned=len(w.items),
                     scenarios=w.planned,

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import SentTo
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Feature, Features
+from harness.profiles.scenarios import Feature, Features, stop_at
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 
+_STOPS = {"stop-token": "token", "stop-at-once": "token", "stop-string": "string"}
+"""Features that end an answer, and what ends it."""
 _LONG_ENOUGH = 4
 """Known tokens of a prompt that is asked with features: it is stopped after the first and before the last."""
 
@@ -32,8 +34,11 @@ class FeaturesKind(Kind[Features]):
         and a smallest length that an engine ignores change nothing."""
         for o in seen.parts.values():
             leg = o.final
-            if o.feature in ("stop-token", "stop-at-once") and leg is not None and leg.finish_reason != "stop":
-                yield Gap(o, f"expected the request to end at its stop token, found the reason {leg.finish_reason}")
+            what = _STOPS.get(o.feature or "")
+            if what is not None and leg is not None and leg.finish_reason != "stop":
+                yield Gap(o, f"expected the request to end at its stop {what}, found the reason {leg.finish_reason}")
+            elif what == "string" and leg is not None and not leg.ended_by_text:
+                yield Gap(o, f"expected the request to end at its stop string, found the end {leg.stop_reason}")
             if o.feature == "prompt-logprobs" and all(leg.prompt_logprobs is None for leg in o.legs):
                 yield Gap(o, "expected the log-probs of the prompt that were asked for, found none in any answer")
 
@@ -44,14 +49,10 @@ def _of(config: Features, prompt: Prompt) -> list[Stage]:
     routes: dict[Feature, SentTo] = {"prompt-logprobs": "local"}
     stages = []
     for feature in config.features:
-        # A request that is not stopped has the tokens of one that is, and another finish reason.
         last = stop_at(feature, answered)
-        limit = config.max_tokens if last is None else last + 1
+        # A request that a token should stop and does not has the tokens of one that it does, and another finish reason.
+        # Behind a string, tokens are drafted, which must not show.
+        limit = config.max_tokens if last is None or feature == "stop-string" else last + 1
         send = Send(prompt, feature, feature, routes.get(feature, "cell"), max_tokens=limit, feature=feature)
         stages.append(Stage((send,)))
     return stages
-
-
-def stop_at(feature: Feature, answered: int) -> int | None:
-    """Return at which token of a known answer of this length a request stops because of a feature, or None."""
-    return {"stop-token": answered // 2, "stop-at-once": 0}.get(feature)

@@ -75,6 +75,11 @@ _NUMBERS = itertools.count()
 """Of exchanges: each has an id of its own."""
 
 
+def text_of(ids: tuple[int, ...]) -> str:
+    """A text of tokens, by no tokenizer."""
+    return " ".join(f"w{i}" for i in ids)
+
+
 def leg(role: str, sent: tuple[int, ...], output: tuple[int, ...], **changes: object) -> Leg:
     base: dict[str, object] = {
         "role": role,
@@ -83,6 +88,8 @@ def leg(role: str, sent: tuple[int, ...], output: tuple[int, ...], **changes: ob
         "echoed_ids": sent,
         "output_ids": output,
         "finish_reason": "stop",
+        "text": text_of(output[:-1]),
+        "own_text": text_of(output[:-1]),
         "usage_prompt_tokens": len(sent),
         "usage_completion_tokens": len(output),
         "chosen_logprobs": (LOGPROB,) * len(output),
@@ -251,6 +258,7 @@ def history(
             block_size=BLOCK,
             lookahead=LOOKAHEAD.get(CellName.of(name).method, 0),
             draft_tokens=0 if CellName.of(name).method == "none" else 3,
+            texts=True,
             planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
             scenarios=dict(
                 Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))

@@ -264,6 +264,10 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         "prefix_queries": sum(asked) + counted.looked_up_again - counted.not_looked_up,
         "generation_tokens": sum(made),
     }
+    if any(leg.ended_by_text for _, leg in counted.answers):
+        # Tokens behind the string that came with it, of this step and of one that was under way.
+        least, more = sum(made), 2 * (cell.record.draft_tokens + 1)
+        expected["generation_tokens"] = min(max(counted.grown.get("generation_tokens", 0), least), least + more)
     if handed:
         return expected
     if cell.settings.by_nixl:

@@ -58,7 +58,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
         if spec is None:
             if request_counts(leg, cell.record.draft_tokens) is not None:
                 from_counters += 1
-                findings += _omitted(cell, name, o)
+                findings += [] if leg.ended_by_text else _omitted(cell, name, o)
                 continue
             problem = (
                 "expected per-request acceptance metrics in the response, or growth of the engine's draft counters "
@@ -336,7 +336,7 @@ def _no_reference(cell: CellView, name: str, o: Observation, against: str) -> Fi
 def _shortened(cell: CellView, o: Observation) -> bool:
     """Return whether the request asked for fewer tokens than its reference has, so that totals cannot be equal."""
     most = cell.history.run.asked_for.max_tokens
-    return o.max_tokens is not None and most is not None and o.max_tokens < most
+    return o.most_tokens is not None and most is not None and o.most_tokens < most
 
 
 def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:

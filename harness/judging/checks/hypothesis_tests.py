@@ -334,7 +334,7 @@ def divergences(
         row = rows.get(o.prompt_id)
         if row is None or row.again is None:
             continue
-        expected = row.output_ids[: o.max_tokens]
+        expected = row.output_ids[: o.most_tokens]
         again = row.again.divergence
         out[key] = (
             _divergence(again if again is not None and again < len(expected) else None, row.again.token, row, bound),

@@ -148,9 +148,9 @@ def _prompt_problem(found: Values, tokens: int, wanted: Values | None, bound: fl
 
 
 def logprobs_baseline(cell: CellView) -> CheckResult:
-    """Check that the distances of the two best tokens are those of the method's baseline.
+    """Check that log-probs, and the distances of the two best tokens, are those of the method's baseline.
 
-    Baselines that were recorded in the normal tier have only the smallest of each output.
+    Baselines of earlier versions have distances alone, those of the normal tier only the smallest of each output.
     """
     name = "logprobs-baseline"
     baseline = cell.baseline_or_reason(cell.lineup)
@@ -160,7 +160,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
     bound = bounds(cell).recorded + _RECORDED_NATS
     findings: list[Finding] = []
-    judged = smallest = 0
+    judged = smallest = by_distance = 0
     for o, leg, _ in cell.answers().values():
         row = rows.get(o.prompt_id)
         if o.drafts_filtered:
@@ -177,11 +177,16 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
             continue
         judged += 1
         smallest += not row.gaps
-        moved = _moved_from_row(leg, row, o.max_tokens, bound)
+        by_distance += bool(row.gaps) and not row.logprobs
+        moved = _moved_from_row(leg, row, o.most_tokens, bound)
         if moved is not None:
             findings.append(_changed(cell, name, o, leg, moved, plain))
-    note = f"{smallest} by the smallest distance only, which is all that their baseline has" if smallest else ""
-    return conclude(name, cell.id, judged, findings, note=note)
+    notes = [
+        f"{count} by the {what} only, which is all that their baseline has"
+        for count, what in ((smallest, "smallest distance"), (by_distance, "distances"))
+        if count
+    ]
+    return conclude(name, cell.id, judged, findings, note="; ".join(notes))
 
 
 def _changed(
@@ -212,7 +217,7 @@ def _complete(leg: Leg) -> bool:
 def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:
     wanted = row.output_ids[:max_tokens]
     if row.gaps:
-        return _moved(leg, wanted, None, row.gaps, bound)
+        return _moved(leg, wanted, row.logprobs or None, row.gaps, bound)
     known = [g for g in leg.top_gaps or () if g is not None]
     if leg.output_ids != wanted or not known or row.min_top_gap is None:
         return None

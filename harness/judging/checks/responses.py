@@ -241,14 +241,18 @@ def finish_reason(cell: CellView) -> CheckResult:
         if (theirs.output_ids, other.max_tokens) != (output, o.max_tokens):
             # Checks of tokens report other tokens, which may end otherwise.
             continue
-        if ours.finish_reason != theirs.finish_reason:
+        if (ours.finish_reason, ours.stop_reason) != (theirs.finish_reason, theirs.stop_reason):
             message = (
                 f"expected the request to end as on {cell.name.reference} of this run, for the reason "
-                f"{theirs.finish_reason}, found {ours.finish_reason} with the same tokens"
+                f"{_reason(theirs)}, found {_reason(ours)} with the same tokens"
             )
             verdict, _ = decide(Facts(change="differ", against="this run"))
             findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
+
+
+def _reason(leg: Leg) -> str:
+    return f"{leg.finish_reason} ({leg.stop_reason!r})" if leg.stop_reason is not None else str(leg.finish_reason)
 
 
 def text_form(cell: CellView) -> CheckResult:

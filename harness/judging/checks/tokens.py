@@ -10,10 +10,11 @@ from harness.history.token_ids import Divergence, compare
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import OfEngine, TokenDifference
-from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.near_ties import near_tie_nats, parting, rounding_nats
 from harness.judging.rounding import allowed
 from harness.observed.cell import Answer
+from harness.profiles.scenarios import stop_at
 
 Ids = tuple[int, ...]
 
@@ -61,7 +62,15 @@ def _parted(cell: CellView, name: str, answer: Answer, other: str, wanted: Ids, 
     """Return the finding on an answer that is not that of another cell of this run."""
     verdict, _ = decide(Facts(change="differ", against="this run"))
     message = _describe(at, answer.output, wanted, f"{other} of this run")
-    return cell.finding(name, verdict, cell.wrong_output, message, answer.o, _evidence(at, answer.output, wanted))
+    damage = _damage(cell, answer.o, at, answer.output, wanted)
+    return cell.finding(name, verdict, damage, message, answer.o, _evidence(at, answer.output, wanted))
+
+
+def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: Ids) -> DamageClass:
+    """Return what is wrong with other tokens: not the KV where only the end is off of an answer that was to be
+    stopped."""
+    only_the_end = at.position == min(len(ours), len(wanted))
+    return "sampler" if only_the_end and stop_at(o.feature, len(wanted)) is not None else cell.wrong_output
 
 
 def tokens_reference(cell: CellView) -> CheckResult:
@@ -93,7 +102,7 @@ def tokens_single(cell: CellView) -> CheckResult:
         right, row = _final(plain.get(key)), rows.get(answer.o.prompt_id)
         if answer.output in (
             right.output_ids if right else None,
-            row.output_ids[: answer.o.max_tokens] if row else None,
+            row.output_ids[: answer.o.most_tokens] if row else None,
         ):
             # If the other one is wrong, its own checks say so.
             continue
@@ -192,7 +201,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             findings.append(cell.no_baseline(name, "expected an answer to this prompt in the reference, found none", o))
             continue
         judged += 1
-        wanted = row.output_ids[: o.max_tokens]
+        wanted = row.output_ids[: o.most_tokens]
         reference = _final(references.get(o.key))
         at = parting(cell, o, wanted, reference, row, recorded=True)
         if at is None or at.near_tie:
@@ -219,8 +228,8 @@ def _not_as_recorded(
     same = cell.is_plain or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     together = cell.cold and same
-    known = o.known_answer[: o.max_tokens] if o.known_answer is not None else None
-    damage, remark = cell.wrong_output, ""
+    known = o.known_answer[: o.most_tokens] if o.known_answer is not None else None
+    damage, remark = _damage(cell, o, at, output, wanted), ""
     facts = Facts(change="differ", together=together)
     if together and known is not None and output != known:
         facts, damage = facts._replace(against="known answer"), "known-answer"

@@ -124,6 +124,9 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
+    if wrong_tokens and not cell.cold and all(f.damage == "sampler" for f in wrong_tokens):
+        # Only the end of answers that were to be stopped.
+        return "sampler"
     if not wrong_tokens and any(f.damage == "routing" for f in certain):
         # What was never handed over is no wrong KV: D computed it by itself.
         return "routing"
@@ -193,6 +196,7 @@ _NAMES: dict[str, str] = {
     "target-kv": "wrong KV of the target",
     "drafter-kv": "wrong KV of the drafter",
     "sampler": "drafting or verification",
+    "text": "text that is not the tokens'",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
     "known-answer": "wrong by the known answer",

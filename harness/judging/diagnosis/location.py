@@ -46,7 +46,7 @@ def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
     """Return the plain engine's tokens from the baseline, or else from this run; empty if neither has the prompt."""
     row = cell.rows(cell.name.plain).get(o.prompt_id)
     if row is not None:
-        return row.output_ids[: o.max_tokens]
+        return row.output_ids[: o.most_tokens]
     if cell.is_plain:
         return ()
     reference = cell.history.of(cell.name.reference, scenario=cell.scenario).get(o.key)

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_single
+from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_both, in_single
 from harness.mutants.targets import RUNNER, V2
 
 declare(
@@ -183,3 +183,77 @@ def _n21(original: Any, active: Active, self: Any) -> Any:
         active.fired()
         return type(reason).LENGTH
     return reason
+
+
+declare(
+    Mutant(
+        "N32",
+        "tokens behind a stop string stay in the answer",
+        "vllm #47616",
+        "decode",
+        "BaseIncrementalDetokenizer.update keeps the tokens of a step that follow the one that completes the string",
+    ),
+    Trial(in_both("features"), "sampler", (*TOKENS, "response-invariants")),
+)
+
+_DETOKENIZER = "vllm.v1.engine.detokenizer"
+
+
+@patch("N32", _DETOKENIZER, "BaseIncrementalDetokenizer.update", ("self", "new_token_ids", "stop_terminated"))
+def _n32(original: Any, active: Active, self: Any, new_token_ids: list[int], stop_terminated: bool) -> Any:
+    before = len(self.token_ids)
+    string = original(self, new_token_ids, stop_terminated)
+    dropped = new_token_ids[len(self.token_ids) - before :]
+    if string is not None and dropped and active():
+        active.fired()
+        self.token_ids.extend(dropped)
+    return string
+
+
+declare(
+    Mutant(
+        "N33",
+        "of two stop strings in a step, the first of the list ends the answer",
+        "vllm #49391",
+        "decode",
+        "check_stop_strings takes the first string of the list that the text has, not the one that is complete first",
+    ),
+    Trial(in_both("features"), "sampler", TOKENS),
+)
+
+
+@patch("N33", _DETOKENIZER, "check_stop_strings", ("output_text", "new_char_count", "stop", "include_in_output"))
+def _n33(
+    original: Any, active: Active, output_text: str, new_char_count: int, stop: list[str], include_in_output: bool
+) -> Any:
+    right = original(output_text, new_char_count, stop, include_in_output)
+    if right is None or not active():
+        return right
+    of_each = (original(output_text, new_char_count, [string], include_in_output) for string in stop)
+    listed = next(found for found in of_each if found is not None)
+    if listed != right:
+        active.fired()
+    return listed
+
+
+declare(
+    Mutant(
+        "N34",
+        "the text of an answer lacks a token",
+        "class of vllm #17448",
+        "decode",
+        "FastIncrementalDetokenizer.decode_next has no text for the tenth token of an answer",
+    ),
+    Trial((*SINGLE, *PAIR), "text", ("text",)),
+)
+
+_LOST = 10
+
+
+@patch("N34", _DETOKENIZER, "FastIncrementalDetokenizer.decode_next", ("self", "next_token_id"))
+def _n34(original: Any, active: Active, self: Any, next_token_id: int) -> str:
+    text: str = original(self, next_token_id)
+    if len(self.token_ids) == _LOST and active():
+        active.fired()
+        return ""
+    return text

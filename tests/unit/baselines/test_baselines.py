@@ -97,6 +97,17 @@ def test_runner_ups_and_gaps_survive_a_round_trip_and_files_without_them_are_ref
         with_rows(path, load_baseline(path).header, older)
 
 
+@pytest.mark.parametrize("drafted", [(), (3, 1)])
+def test_logprobs_survive_a_round_trip_and_older_files_are_read_without(tmp_path, drafted):
+    (row,) = rows([40], "none")
+    told = row.model_copy(update={"logprobs": (-0.125, None, 0.0), "drafted": drafted, "accepted": drafted})
+    path = tmp_path / "none.json"
+    write_baseline(path, identity(), provenance(), [told])
+    assert load_baseline(path).rows == (told,)
+    write_baseline(path, identity(), provenance(), [row])
+    assert "logprobs" not in path.with_suffix(".csv").read_text() and load_baseline(path).rows == (row,)
+
+
 def test_committed_baselines_are_readable():
     for path in stored(REPOSITORY / "baselines" / "cpu"):
         assert load_baseline(path).rows

@@ -153,6 +153,18 @@ def test_baseline_that_has_every_distance_locates_the_change():
     assert logprobs_baseline(replace(risen, baselines=lookups([40]))).verdict is Verdict.PASS
 
 
+def test_logprobs_that_every_engine_moved_show_by_the_baseline_that_has_them():
+    o = observation("pd-eagle3", 40)
+    kept = {"gaps": o.final.top_gaps, "logprobs": o.final.chosen_logprobs}
+    baselines = {method: changed_rows(lookup, lambda _: kept) for method, lookup in lookups([40]).items()}
+    assert logprobs_baseline(view(history([o]), "pd-eagle3", baselines)).verdict is Verdict.PASS
+    lower = view(history([moved(o, gap=0.0, chosen=-1.0)]), "pd-eagle3", baselines)
+    assert logprobs_baseline(lower).verdict is Verdict.REGRESSION
+    # By the distances of the two best alone, nothing moved.
+    by_distance = logprobs_baseline(replace(lower, baselines=with_gaps(o.final.top_gaps)))
+    assert by_distance.verdict is Verdict.PASS and by_distance.note.startswith("1 by the distances only")
+
+
 def test_first_part_of_an_output_may_lack_the_smallest_distance():
     o = observation("pd-eagle3", 40)
     short = change_final(

@@ -15,7 +15,7 @@ from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace
+from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace, stop_at
 from harness.prompts.model import load_prompts
 from harness.scenarios.possible import shared_blocks
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
@@ -146,7 +146,7 @@ def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
 def test_each_feature_is_asked_for_by_itself_and_a_stop_ends_both_ways_at_the_same_token():
     (run,) = scripts(scenario("features"), KNOWN, "pd")
     sends = {s.feature: s for s in run.sends}
-    assert len(run.stages) == len(sends) == 4
+    assert len(run.stages) == len(sends) == 5
     known = sends["grammar"].prompt.expected
     fields = {f: feature_fields(f, known, lambda ids: f"{len(ids)} words") for f in sends}
     assert fields["grammar"] == {"structured_outputs": {"choice": [f"{len(known) - 1} words"]}}
@@ -155,6 +155,24 @@ def test_each_feature_is_asked_for_by_itself_and_a_stop_ends_both_ways_at_the_sa
         assert sends[feature].max_tokens == at + 1
     # D computes the whole prompt, whatever P has.
     assert [f for f, s in sends.items() if s.route == "local"] == ["prompt-logprobs"]
+
+
+@pytest.mark.parametrize("answered", range(4, 12))
+def test_a_stop_string_is_complete_with_its_token_and_not_before(answered):
+    (run,) = scripts(scenario("features"), KNOWN, "pd")
+    assert run.sends[0].prompt.expected is not None
+    # Words that repeat, and run into each other.
+    known = [n % 3 + 1 for n in range(answered - 1)] + [0]
+
+    def text_of(ids):
+        return "".join("_abc"[i] for i in ids)
+
+    later, string = feature_fields("stop-string", known, text_of)["stop"]
+    last = stop_at("stop-string", answered)
+    for at, wanted in ((last, string), (last + 1, later)):
+        upto = text_of(known[: at + 1])
+        assert upto.index(wanted) + len(wanted) == len(upto)
+    assert len(string) > 1
 
 
 def test_p_is_not_asked_for_more_tokens_than_it_gives():

@@ -1,0 +1,89 @@
+"""Check of the text that users read: it is that of the answer's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.history.records import Leg, Observation
+from harness.history.token_ids import common_prefix
+from harness.history.verdict import Verdict
+from harness.judging.evidence import CellView
+from harness.judging.figures import OfEngine
+from harness.judging.findings import CheckResult, Finding, conclude
+from harness.util.text import counted
+
+NAME = "text"
+_NO_CHARACTER = "\ufffd"
+"""What bytes that are no character are decoded as. Engines hold incomplete ones back, at the end for good."""
+_SHOWN = 24
+
+
+def texts(cell: CellView) -> CheckResult:
+    """Check that the text of every answer is that of its tokens as the harness decodes them, up to a stop string.
+
+    Where bytes that are no character stand within a text, streams and whole decoding may differ, so that it is only
+    compared with what the plain engine's same tokens are decoded as.
+    """
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    findings: list[Finding] = []
+    judged = unclear = 0
+    for o in cell.all_observations():
+        for leg in o.legs:
+            if leg.text is None or leg.own_text is None:
+                findings.append(_missing(cell, o, leg))
+                continue
+            judged += 1
+            unclear += _is_unclear(leg.own_text)
+            engine = OfEngine(role=leg.role)
+            findings += [
+                cell.finding(NAME, Verdict.REGRESSION, "text", f"{leg.role} engine: {words}", o, engine)
+                for words in _problems(leg, _twin(leg, plain.get(o.key)), asked=o.feature == "stop-string")
+            ]
+    note = f"{counted(unclear, 'text')} with bytes that are no character were not decoded" if unclear else ""
+    return conclude(NAME, cell.id, judged, findings, note=note)
+
+
+def _missing(cell: CellView, o: Observation, leg: Leg) -> Finding:
+    if leg.text is None:
+        message = f"expected the text of the {leg.role} engine's answer, found none"
+    else:
+        message = (
+            f"expected the text of the {leg.role} engine's tokens by the profile's tokenizer, found none: it could not "
+            "be loaded where the run was recorded, or the answer has no token ids"
+        )
+    return cell.untested(NAME, message, o)
+
+
+def _is_unclear(text: str) -> bool:
+    return _NO_CHARACTER in text.rstrip(_NO_CHARACTER)
+
+
+def _twin(leg: Leg, plain: Observation | None) -> Leg | None:
+    """Return the plain engine's answer if it has the same tokens after the same prompt."""
+    other = plain.final if plain is not None else None
+    same = other is not None and (other.echoed_ids, other.output_ids) == (leg.echoed_ids, leg.output_ids)
+    return other if same else None
+
+
+def _problems(leg: Leg, twin: Leg | None, asked: bool) -> Iterator[str]:
+    """Yield how an answer's text is not that of its tokens; ``asked`` is whether it was to end at a string."""
+    text, own, stop = leg.text or "", leg.own_text or "", leg.stop_reason
+    if twin is not None and twin.own_text is not None and (twin.own_text, twin.stop_reason) != (own, stop):
+        yield "expected the tokens to have the text that they have on the plain engine, found another one"
+    if isinstance(stop, int) and leg.output_ids and leg.output_ids[-1] != stop:
+        yield f"expected the answer to end with its stop token {stop}, found {leg.output_ids[-1]}"
+    if stop is not None and leg.finish_reason != "stop":
+        yield f"expected {stop!r} only in an answer that it stopped, found it in one that ended by {leg.finish_reason}"
+    if isinstance(stop, str):
+        if not asked:
+            yield f"expected no stop string of a request without one, found {stop!r}"
+        if stop not in own:
+            yield f"expected the stop string {stop!r} in the text of the tokens, found none"
+        own = own.partition(stop)[0]
+    wanted, found = own.rstrip(_NO_CHARACTER), text.rstrip(_NO_CHARACTER)
+    if found != wanted and not _is_unclear(leg.own_text or ""):
+        at = common_prefix(found, wanted)
+        yield (
+            f"expected the text of its tokens, found another one from character {at} on: "
+            f"{found[at : at + _SHOWN]!r} instead of {wanted[at : at + _SHOWN]!r}"
+        )
