@@ -149,8 +149,8 @@ COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "gaps": lambda r: _words(r.gaps),
 }
 """What each column has of a row, None for nothing: ``accepted`` the accepted drafts of every verify step; lists are
-numbers separated by spaces, in ``gaps`` (and ``logprobs``) with ``-`` for one that is not known, and ``close`` is a list
-of ``index:gap:runner-up``, the last if it is known."""
+numbers separated by spaces, in ``gaps`` and ``logprobs`` with ``-`` for one that is not known, and ``close`` is a
+list of ``index:gap:runner-up``, the last if it is known."""
 UP_TO_COLUMNS: dict[str, Callable[[BaselineRow], object]] = {
     "drafted": lambda r: _words(r.drafted),
     "again_drafted_at": lambda r: _words(r.again.drafted_at if r.again else ()),

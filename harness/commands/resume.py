@@ -22,6 +22,7 @@ from harness.history.layout import AGAIN, CELLS, LINES, PARQUET, ROUNDING, SCORE
 from harness.history.plan import counts_of, unanswered
 from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
 from harness.history.run_kind import require_plain
+from harness.history.superseded import as_resumed
 from harness.judging.checks.registry import NOTHING, tripped_once
 from harness.judging.references import baselines_for, load_stages
 from harness.profiles.cells import CellName, EngineGroup, Plan
@@ -252,7 +253,9 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
             "finished": None,
             "interrupted": False,
             "references": {},
-            "engines": tuple(e.in_group(_earlier(e.group, number)) if e.group in restarted else e for e in run.engines),
+            "engines": tuple(
+                e.in_group(as_resumed(e.group, number)) if e.group in restarted else e for e in run.engines
+            ),
             "cells": tuple(_again(c, again, restarted, number) for c in run.cells),
             "resumed": (*run.resumed, resumption),
         }
@@ -281,16 +284,11 @@ def _found(history: History) -> tuple[str, ...]:
     )
 
 
-def _earlier(group: str, number: int) -> str:
-    """Return the name under which the earlier engines of a restarted group are kept."""
-    return f"{group}~{number}"
-
-
 def _again(cell: CellRecord, again: set[str], restarted: set[str], number: int) -> CellRecord:
     if cell.cell in again:
         clear: Mapping[str, Any] = {"state": "pending", "reason": None}
         return cell.model_copy(update={**clear, **dict.fromkeys(("request_seconds", "seconds", "start_seconds"), 0.0)})
-    group = _earlier(cell.group, number) if cell.group in restarted else cell.group
+    group = as_resumed(cell.group, number) if cell.group in restarted else cell.group
     return cell.model_copy(update={"group": group})
 
 
@@ -298,7 +296,7 @@ def _logs(folder: Path, restarted: set[str], number: int) -> Iterator[tuple[Path
     for group in restarted:
         for path in folder.glob(f"{group}.*"):
             if path.name.count(".") - group.count(".") <= 2:
-                yield path, path.with_name(_earlier(group, number) + path.name.removeprefix(group))
+                yield path, path.with_name(as_resumed(group, number) + path.name.removeprefix(group))
 
 
 def _put_away(stage: Path) -> None:

@@ -236,7 +236,7 @@ def read_so_far(folder: Path, run: RunRecord) -> History:
     DataError for damaged lines."""
     wanted = {c.cell for c in run.cells}
     found = {cell: files for cell, files in files_by_cell(folder).items() if cell in wanted}
-    return History(folder=folder, run=run, observations=_recorded(found), own=True)
+    return History(folder=folder, run=run, observations=recorded_cells(found), own=True)
 
 
 def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None) -> RecordedCells:
@@ -244,8 +244,10 @@ def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] 
     OSError, and DataError for damaged lines."""
     found = files_by_cell(folder)
     ordered = dict.fromkeys((*order, *found))
-    return _recorded({cell: found[cell] for cell in ordered if cell in found}, kept)
+    return recorded_cells({cell: found[cell] for cell in ordered if cell in found}, kept)
 
 
-def _recorded(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells:
+def recorded_cells(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells:
+    """Return the observations of these files of each cell, and append them to ``kept`` if there is one. Raises OSError,
+    and DataError for damaged lines."""
     return RecordedCells({cell: [RecordedFile(path, cell, kept) for path in of] for cell, of in files.items()})

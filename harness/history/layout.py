@@ -6,6 +6,7 @@
 ``cells/<cell>/rounding.jsonl``      what this cell, a plain single one, was asked beside its plan to show how it rounds
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
 ``references/``                      copies of the baselines and known defects that it was judged by at its end
+``superseded-<n>/<cell>/…``          answers that the n-th resumption of the run set aside, to ask their cells again
 ``second-stage/``                    the repetition of failed tests, a run of its own
 ``asked-again/repetition-<n>/``      answers that were wrong by themselves, asked again, each time a run of its own
 """
@@ -54,9 +55,9 @@ def rounds_below(folder: Path) -> list[Path]:
     return sorted((folder / AGAIN).glob("repetition-*"))
 
 
-def files_by_cell(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of observations that the folder of a run has, by cell."""
-    found = {p.name: [p / name for name in (LINES, SCORES, ROUNDING)] for p in sorted((folder / CELLS).glob("*"))}
+def files_by_cell(folder: Path, below: str = CELLS) -> dict[str, list[Path]]:
+    """Return the files of observations that a folder of a run's folder has, by cell."""
+    found = {p.name: [p / name for name in (LINES, SCORES, ROUNDING)] for p in sorted((folder / below).glob("*"))}
     return {cell: existing for cell, files in found.items() if (existing := [f for f in files if f.is_file()])}
 
 

@@ -14,6 +14,7 @@ from harness.baselines.lookup import Lookup
 from harness.errors import DataError, StorageError, UsageError
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN
+from harness.history.superseded import set_aside
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
@@ -75,15 +76,37 @@ def _judged(
     ]
     notices = (*judgement.notices, *filter(None, unused))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
-    if (changed := changed_copies(history, references)) is not None:
+    for doubt in filter(None, (changed_copies(history, references), _of_set_aside(history, baselines, known))):
         verdict = worst([judgement.verdict, Verdict.UNKNOWN])
-        judgement = judgement.model_copy(update={"verdict": verdict, "notices": (changed, *judgement.notices)})
+        judgement = judgement.model_copy(update={"verdict": verdict, "notices": (doubt, *judgement.notices)})
     absent = lacking(history.run, references.expect) if references.expect is not None else []
     if not absent:
         return judgement
     verdict = worst([judgement.verdict, Verdict.UNKNOWN])
     what = f"{NOT_WHOLE} of profile {references.expect}, found {counted(len(absent), 'difference')}: {absent[0]}"
     return judgement.model_copy(update={"verdict": verdict, "notices": (what, *absent[1:], *judgement.notices)})
+
+
+def _of_set_aside(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> str | None:
+    """Return what is wrong with answers that were set aside when the run was resumed, or None: asking again must not
+    erase a wrong one, whatever the record says was found."""
+    try:
+        found = [
+            finding
+            for then in set_aside(history)
+            for finding in apply_known(judge(then, baselines), known, then).findings
+            if finding.known is None and finding.verdict.fails
+        ]
+    except DataError as error:
+        return str(error)
+    if not found or history.run.reasked_after_findings:
+        # The record says so itself, and cannot pass.
+        return None
+    first = found[0]
+    return (
+        f"answers that were set aside when the run was resumed have {counted(len(found), 'finding')}, so the run "
+        f"cannot pass: {first.cell} {first.check} {first.verdict}: {first.message}"
+    )
 
 
 def judge_and_report(

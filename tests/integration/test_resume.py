@@ -152,6 +152,23 @@ def test_killed_run_goes_on_and_passes(folder, engines):
     assert sum(o.scenario == RESCORE for o in kept.observations) > 0
 
 
+def test_answers_that_were_set_aside_are_judged_whatever_the_record_says(folder, engines):
+    outcome = go_on(folder)
+    kept = next((folder / "superseded-1").rglob("observations.jsonl"))
+    lines = kept.read_text().splitlines()
+    wrong = json.loads(lines[0])
+    wrong["legs"][-1]["output_ids"][0] += 1
+    kept.write_text("\n".join([json.dumps(wrong), *lines[1:]]) + "\n")
+    again = check(folder).summary
+    assert outcome.summary.verdict is Verdict.PASS and again.verdict is Verdict.UNKNOWN
+    assert "answers that were set aside when the run was resumed have" in again.judgement.notices[0]
+    kept.write_text("\n".join(lines[1:]) + "\n")
+    fewer = check(folder).summary
+    assert (
+        fewer.verdict is Verdict.UNKNOWN and "expected the 4 answers that were set aside" in fewer.judgement.notices[0]
+    )
+
+
 @pytest.mark.parametrize(("cell", "after"), [("single-none", 1), ("single-eagle3", 1), ("single-eagle3", 40)])
 def test_killed_at_any_request_of_either_cell(tmp_path, engines, cell, after):
     folder = killed(tmp_path, engines, cell, after)
