@@ -44,7 +44,20 @@ def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
     if missing := sorted(kind.needs - parts.keys()):
         message = f"expected answers of {', '.join(missing)}, which prove that the state occurred, found none"
         return [Gap(next(iter(parts.values())), message)]
+    if late := [o for o in parts.values() if _released_late(o)]:
+        words = "expected the held engine to be released before it answered, found it released after that"
+        return [Gap(late[0], f"{words}: the record was put together by hand")]
     return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell))))
+
+
+_BETWEEN_S = 10.0
+"""Far above what a busy machine takes between the legs of a request, which no leg counts."""
+
+
+def _released_late(o: Observation) -> bool:
+    if o.held_until is None or o.asked_at is None or not o.legs:
+        return False
+    return o.held_until > o.asked_at + sum(leg.seconds for leg in o.legs) + _BETWEEN_S
 
 
 def _margins(cell: CellView) -> Callable[[str], Margin | None]:
