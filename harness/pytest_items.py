@@ -88,8 +88,14 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
     if tier == "normal":
         rescores = profile.workload.rescore and "single" in profile.topologies
         has_single = "single" in profile.topologies
+        tests, drafted_by_client = tests_of(name, has_single, rescores, scenario == COLD), name.route == "client"
         registered = {
-            *tests_of(name, has_single, rescores, scenario == COLD),
+            *tests,
+            *(
+                ("acceptance-pooled",)
+                if "acceptance-single" in tests and scenario == COLD and drafted_by_client
+                else ()
+            ),
             *(("pooled",) if scenario != COLD or (name.topology == "pd" and has_single) else ()),
         }
         names -= set(TEST_NAMES) - registered

@@ -45,9 +45,19 @@ def describe_change(old: Baseline | None, rows: Sequence[BaselineRow], identity:
     if steps:
         out.append(f"accepted drafts of {len(steps)} of {len(both)} prompts: {_names(steps)}")
         out += list(_acceptance([before[p] for p in both], [after[p] for p in both], identity.draft_tokens))
+    out += _logprobs([(before[p], after[p]) for p in both])
     again = sum(before[p].again != after[p].again for p in both)
     out += [f"A/A differences were measured again for {again} of {len(both)} prompts"] if again else []
     return out
+
+
+def _logprobs(rows: Sequence[tuple[BaselineRow, BaselineRow]]) -> Iterator[str]:
+    moved = [(a, b) for a, b in rows if (a.logprobs, a.gaps) != (b.logprobs, b.gaps)]
+    added = [b for a, b in moved if b.logprobs and not a.logprobs and a.gaps == b.gaps]
+    if added:
+        yield f"log-probs of {len(added)} of {len(rows)} prompts, which had none"
+    if others := len(moved) - len(added):
+        yield f"log-probs of {others} of {len(rows)} prompts"
 
 
 def _acceptance(old: Sequence[BaselineRow], new: Sequence[BaselineRow], k: int) -> Iterator[str]:

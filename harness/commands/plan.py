@@ -344,6 +344,11 @@ def _together(found: Sensitivity) -> list[str]:
             f"{whose}, {sample.prompts} requests of {sample.units} texts: one test against {against} at "
             f"{found.pooled_alpha:.2g}, which sees {what}."
         )
+    if len(found.drafting) > 1:
+        lines.append(
+            f"{len(found.drafting)} P/D cells together: one test of their accepted drafts by position, against their "
+            f"single engines at {found.judging.drafts_alpha:.2g}."
+        )
     if COLD in found.pooled:
         return lines
     return ["No P/D cell has its single engine in this run, so nothing is tested over all P/D cells together.", *lines]

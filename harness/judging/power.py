@@ -96,6 +96,8 @@ class Sensitivity(NamedTuple):
     """By scenario: all P/D cells cold that have their single engine in the run, if there are any, and all cells that
     are sent a scenario."""
     pooled_columns: int = len(COLUMNS)
+    drafting: tuple[str, ...] = ()
+    """P/D cells whose drafts are tested together: those with their single engine in the run, without routed ones."""
 
     @property
     def normal(self) -> bool:
@@ -195,7 +197,12 @@ def sensitivity(prepared: Prepared) -> Sensitivity:
     found = lookups_now(prepared, None)
     rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
     # Without re-scoring, answers can only part from the baseline.
-    return Sensitivity(prepared.profile.judging, rows, _together(prepared), len(COLUMNS) if prepared.rescores else 1)
+    columns = len(COLUMNS) if prepared.rescores else 1
+    return Sensitivity(prepared.profile.judging, rows, _together(prepared), columns, _drafting(prepared))
+
+
+def _drafting(prepared: Prepared) -> tuple[str, ...]:
+    return tuple(w.cell.id for w in _pairs(prepared) if w.cell.method.kind != "none" and not w.cell.routed)
 
 
 def _together(prepared: Prepared) -> dict[str, Together]:

@@ -245,8 +245,15 @@ class Judging(Strict):
 
     @property
     def pooled_alpha(self) -> float:
-        """Level of the test of all P/D cells together, which has one stage: the other half of ``family_alpha``."""
-        return self.family_alpha / 2
+        """Level that the tests of wrong answers in many cells share, which have one stage: with that of drafts the
+        other half of ``family_alpha``."""
+        return self.family_alpha / 2 - self.drafts_alpha
+
+    @property
+    def drafts_alpha(self) -> float:
+        """Level of the test of the drafts of all P/D cells: small, because it has thousands of requests, and each
+        percent is missing where answers are few."""
+        return self.family_alpha / 40
 
 
 class Exclude(Strict):

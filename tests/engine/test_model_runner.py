@@ -19,7 +19,8 @@ def test_v2_answers_and_drafts_as_v1_recorded(tmp_path):
         raw["workload"].update(per_stratum=1, text_prompts=0)
 
     profile = changed_profile(tmp_path, second)
-    done = harness("run", "--profile", profile, "--cell", "pd-eagle3", "--scenario", "cold", out=tmp_path / "out")
+    asked = ("--cell", "pd-eagle3", "--scenario", "cold", "--scenario", "sampled")
+    done = harness("run", "--profile", profile, *asked, out=tmp_path / "out")
     assert done.code == 0, done.output
     assert {e.model_runner for e in done.history.run.engines} == {"V2"}
     assert assess(done.history).judgement.by_cell() == {"pd-eagle3": Verdict.PASS}

@@ -157,7 +157,7 @@ def of_another(field: str) -> Change:
         ]
         different = [o for o in others if o != leg.get(field)]
         if different and leg.get(field):
-            leg[field] = list(rng.choice(different))
+            leg[field] = copy.copy(rng.choice(different))
 
     return change
 
@@ -174,6 +174,17 @@ def token_changed(at: int) -> Change:
     return change
 
 
+def put(value: Any, *fields: str) -> Change:
+    """Fields of every answer get this value, or what it makes of theirs."""
+
+    def change(row: Row, run: Run, rng: random.Random) -> None:
+        for leg in row["legs"]:
+            for field in fields:
+                leg[field] = value(leg[field]) if callable(value) else value
+
+    return change
+
+
 def own_token_of_p_changed(row: Row, run: Run, rng: random.Random) -> None:
     leg = prefill(row)
     if leg.get("output_ids"):
@@ -184,6 +195,11 @@ def end_turned(row: Row, run: Run, rng: random.Random) -> None:
     leg = final(row)
     if leg:
         leg["finish_reason"] = "length" if leg["finish_reason"] == "stop" else "stop"
+
+
+def held_for_ever(row: Row, run: Run, rng: random.Random) -> None:
+    if row.get("held_until") is not None:
+        row["held_until"] += 1e6
 
 
 def garbage(row: Row, run: Run, rng: random.Random) -> None:
@@ -353,6 +369,18 @@ OF_ANSWERS: dict[str, Change] = {
     "last token": token_changed(-1),
     "token of P": own_token_of_p_changed,
     "end": end_turned,
+    "another text": put(lambda text: "x" + text, "text"),
+    "half of the text": put(lambda text: text[: len(text) // 2], "text"),
+    "no text": put("", "text"),
+    "text of another answer": of_another("text"),
+    "text lost": put(None, "text"),
+    "own text lost": put(None, "own_text"),
+    "no texts": put(None, "text", "own_text"),
+    "another text by its own decoding": put(lambda text: "x" + text, "text", "own_text"),
+    "text of bytes of no character": put(lambda text: "\ufffdx" + text, "text", "own_text"),
+    "stopped by a string": put("a", "stop_reason"),
+    "stopped by a token": put(7, "stop_reason"),
+    "held for ever": held_for_ever,
     "garbage": garbage,
     "second half one token": second_half_is_one_token,
     "no draft accepted": nothing_accepted,
@@ -529,6 +557,7 @@ OF_RECORD: dict[str, Callable[[Run, random.Random], None]] = {
     "every lease ends early, excused": _excused,
     "a scenario of another kind": _renamed,
     "prompts of another set": _another_prompts,
+    "texts not recorded": _cells(_cell_field("texts", False)),
     "pools not told": _cells(_cell_field("emptied_s", {})),
     "a process left over, by its port": _cells(_left("port 25000, and process 5 of pd-eagle3, which cannot be killed")),
     "a process left over, by its memory": _cells(_left("shared memory of process 77, which still runs")),

@@ -269,7 +269,7 @@ def _played(work: CellWork, prepared: Prepared) -> list[Observation]:
             for n, (send, o) in enumerate(zip(stage.sends, members, strict=True)):
                 if send.part == "subject":
                     o = _from_cache(work, o, prepared, script.scenario.endswith("on-p"))
-                timing = {"asked_at": 1.0 + n, "held_until": 100.0} if len(members) > 1 else {}
+                timing = {"asked_at": 1.0 + n / 1000, "held_until": 2.0} if len(members) > 1 else {}
                 rest = {"part": send.part, "route": send.route, "concurrent": len(members)}
                 out.append(o.model_copy(update={**places, **rest, **timing, "sequence": len(work.items) + len(out)}))
     return out

@@ -20,6 +20,7 @@ TestName = Literal[
     "acceptance-single",
     "first-step",
     "pooled",
+    "acceptance-pooled",
 ]
 """In the order of the reports."""
 YES_OR_NO: tuple[TestName, ...] = ("survival", "rescored", "first-step", "pooled")
@@ -95,6 +96,15 @@ class Pooled(NamedTuple):
     """Its level."""
 
 
+class PooledDrafts(NamedTuple):
+    """The result of the test of the drafts of all P/D cells together."""
+
+    tested: Tested
+    cells: Mapping[str, Mapping[str, tuple[float, float]]]
+    """Rates of the single engine and of the cell, by cell and column."""
+    alpha: float
+
+
 class Results(NamedTuple):
     """The results of all registered tests of a run, and what its single answers are judged by; empty in the bitwise
     tier."""
@@ -104,6 +114,8 @@ class Results(NamedTuple):
     """Results of the second stage, for the tests that failed the first; None without a second stage."""
     pooled: Mapping[str, Pooled] = {}
     """By scenario; cold, there is none if no P/D cell has its single engine in the run."""
+    drafts: PooledDrafts | None = None
+    """The drafts of all P/D cells together, cold; None if there are too few cells."""
     roundings: Mapping[str, RunRounding | str] = {}
     """How log-probs are rounded, by the id of the plain engine, or why that cannot be told."""
     requests: int = 0

@@ -13,6 +13,7 @@ from harness.judging.checks import (
     counters,
     drafting,
     logprobs,
+    pooled_acceptance,
     pools,
     preconditions,
     request_acceptance,
@@ -30,7 +31,7 @@ from harness.judging.checks.attached import without_blame
 from harness.judging.checks.hypothesis_tests import registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
-from harness.judging.checks.statistical import judge_pooled, judge_test, tripped
+from harness.judging.checks.statistical import judge_pooled, judge_pooled_drafts, judge_test, tripped
 from harness.judging.checks.traces import roundings
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
@@ -123,6 +124,9 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
     if together is not None and cell.id in together.cells:
         with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
             results.append(judge_pooled(cell, together))
+    if cell.cold and tests.drafts is not None and cell.id in tests.drafts.cells:
+        with _crash_is_unknown(cell, pooled_acceptance.NAME, "the check itself failed", results):
+            results.append(judge_pooled_drafts(cell, tests.drafts))
     with _crash_is_unknown(cell, "attached", "what is not the server's fault could not be told", results):
         results[:] = without_blame(cell, results)
     diagnosis = None
@@ -192,9 +196,9 @@ def run_registered_tests(
     if stages.second is not None:
         second = run_tests(list(evidence.over(stages.second).views()), judging, tripped(mine, first))
     drafting = sum(len(v.answered()) for v in views if v.speculative)
-    results = Results(
-        first, second, pooled(views, judging) if cells is None else {}, roundings(views, judging), drafting
-    )
+    together = pooled(views, judging) if cells is None else {}
+    drafts = pooled_acceptance.pooled_acceptance(views, judging) if cells is None else None
+    results = Results(first, second, together, drafts, roundings(views, judging), drafting)
     return results._replace(again=_asked_again(evidence, stages.again, results))
 
 

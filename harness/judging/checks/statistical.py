@@ -12,6 +12,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.model import (
     Column,
     Pooled,
+    PooledDrafts,
     RegisteredTest,
     Results,
     Tested,
@@ -143,6 +144,42 @@ def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
         evidence=TokenTestEvidence(**dict(figures), changed=tuple(c.difference.column for c in mine)),
     )
     return conclude("pooled", cell.id, tested.sample.prompts, [finding], note=tested.note, figures=figures)
+
+
+def judge_pooled_drafts(cell: CellView, pooled: PooledDrafts) -> CheckResult:
+    """Turn the test of the drafts of all P/D cells together into the check result of one of them: the cells that
+    moved as all together did have a finding."""
+    tested, mine = pooled.tested, pooled.cells[cell.id]
+    name = tested.id.name
+    if tested.p is None:
+        return conclude(name, cell.id, 0, [_unknown(cell, name, tested.problem)], note=tested.note)
+    judging = cell.judging
+    moved = [
+        c
+        for c in tested.columns
+        if c.adjusted <= pooled.alpha
+        and abs(c.difference.effect) >= judging.floor_points / 100
+        and c.difference.excludes(acceptance.mean_slack(cell) * c.difference.rates[0])
+    ]
+    too = [c for c in moved if _same_way(c, mine.get(c.difference.column))]
+    change: Change = "none" if not too else "drop" if too[0].difference.effect < 0 else "rise"
+    verdict, why = decide(Facts(change=change, against="this run"))
+    figures = _figures(tested, pooled.alpha)
+    if verdict is Verdict.PASS:
+        note = "; ".join((*_sight_note(tested), *(["other cells moved"] if moved else [])))
+        return conclude(name, cell.id, tested.sample.prompts, [], note=note, figures=figures)
+    message = (
+        f"expected drafts to be accepted after hand-offs as on single engines, over all P/D cells together (p "
+        f"{tested.p:.2g}, level {pooled.alpha:.2g}), found a {change}: {'; '.join(map(_describe, too))}; of this cell "
+        + ", ".join(f"{a:.4f} → {b:.4f}" for a, b in (mine[c.difference.column] for c in too))
+        + f"; {why}"
+    )
+    finding = cell.finding(name, verdict, cell.wrong_drafts, message, evidence=_evidence(cell, name, figures, too))
+    return conclude(name, cell.id, tested.sample.prompts, [finding], note=tested.note, figures=figures)
+
+
+def _same_way(column: Column, rates: tuple[float, float] | None) -> bool:
+    return rates is not None and (rates[1] - rates[0]) * column.difference.effect > 0
 
 
 def _pooled_message(cell: CellView, pooled: Pooled, columns: Sequence[Column], why: str) -> str:
