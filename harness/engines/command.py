@@ -11,7 +11,7 @@ from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.errors import EngineStartError
-from harness.history.engine_interfaces import PER_REQUEST
+from harness.history.engine_interfaces import PER_REQUEST, PER_REQUEST_FLAG
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
@@ -135,7 +135,7 @@ def build_command(
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
         if environment.has(PER_REQUEST):
-            argv += ["--per-request-spec-decode-metrics", "detailed"]
+            argv += [PER_REQUEST_FLAG, "detailed"]
     if role != "single":
         argv += ["--kv-transfer-config", json.dumps(_transfer_config(engine, role), sort_keys=True)]
     if engine.device == "gpu":

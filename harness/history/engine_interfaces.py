@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 PER_REQUEST = "per-request acceptance metrics"
+PER_REQUEST_FLAG = "--per-request-spec-decode-metrics"
+"""Asks an engine for them, which one that lacks them does not know."""
 BY_SOURCE = "prompt tokens by source"
 STEP_TOKENS = "tokens per step"
 PAUSE = "POST /pause"

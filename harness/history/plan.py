@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from harness.history.records import COLD, COUNTED, CellRecord, Observation, PlannedRequest, RunRecord
+from harness.history.engine_interfaces import (
+    BY_SOURCE,
+    PER_REQUEST,
+    PER_REQUEST_FLAG,
+    RESET_PREFIX_CACHE,
+    SERVER_INFO,
+    STEP_TOKENS,
+)
+from harness.history.records import (
+    COLD,
+    COUNTED,
+    CellRecord,
+    EngineRecord,
+    Observation,
+    PlannedRequest,
+    RunRecord,
+)
 from harness.profiles.cells import CellName
 from harness.util.files import sha256_json
 
@@ -118,6 +134,7 @@ def contradictions(run: RunRecord) -> Iterator[str]:
     for cell in run.cells:
         yield from _of_cell(run, cell)
     yield from _of_engines(run)
+    yield from _of_lacking(run)
     for resumption in run.resumed:
         if resumption.set_aside and not resumption.files:
             yield f"resumed: expected the files of {resumption.set_aside} answers that were set aside, found none"
@@ -140,6 +157,29 @@ def _of_engines(run: RunRecord) -> Iterator[str]:
             yield f"engines: expected each engine of {group} to be a process of its own, found {pid} {n} times"
 
 
+_SHOWN_BY: dict[str, Callable[[EngineRecord], bool]] = {
+    BY_SOURCE: lambda e: "prompt_tokens_local_compute" in (e.counters or ()),
+    STEP_TOKENS: lambda e: "engine_steps" in (e.counters or ()),
+    SERVER_INFO: lambda e: e.step_tokens is not None,
+}
+"""What of an engine's record shows that it has an interface."""
+
+
+def _of_lacking(run: RunRecord) -> Iterator[str]:
+    """Yield interfaces that the record says are lacking, and that all engines show: what they are judged by must not be
+    talked away."""
+    engines = [e for e in run.engines if e.role != ROUTER]
+    shown = [name for name, shows in _SHOWN_BY.items() if engines and all(map(shows, engines))]
+    if any(PER_REQUEST_FLAG in e.argv for e in engines):
+        # Only engines that speculate are asked for them.
+        shown.append(PER_REQUEST)
+    if run.cells and all(c.emptied_s for c in run.cells):
+        shown.append(RESET_PREFIX_CACHE)
+    yield from (
+        f"lacking: expected what engines lack, found {name}, which all have" for name in shown if name in run.lacking
+    )
+
+
 def _of_cell(run: RunRecord, cell: CellRecord) -> Iterator[str]:
     rows = rows_of(run, cell)
     if rows is None:
@@ -153,6 +193,9 @@ def _of_cell(run: RunRecord, cell: CellRecord) -> Iterator[str]:
                 f"{cell.cell}: expected as many requests of {short[0]} as its plan has, {planned[short[0]]}, found "
                 f"{counts.get(short[0], 0)}"
             )
+    name = CellName.of(cell.cell)
+    if cell.route != name.route:
+        yield f"{cell.cell}: expected its route to be {name.route}, as it is called, found {cell.route}"
     drafts = run.identities.get(CellName.of(cell.cell).lineup, {}).get("draft_tokens", cell.draft_tokens)
     if drafts != cell.draft_tokens:
         yield f"{cell.cell}: expected draft_tokens as in its identity, {drafts}, found {cell.draft_tokens}"

@@ -12,6 +12,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from harness.history.engine_interfaces import (
+    BY_SOURCE,
+    PER_REQUEST,
+    RESET_PREFIX_CACHE,
+    SERVER_INFO,
+    STEP_TOKENS,
+    WITHOUT,
+)
 from tests.support.damage import Run
 
 Row = dict[str, Any]
@@ -492,6 +500,27 @@ def _excused(run: Run, rng: random.Random) -> None:
     each(expired, lambda row: row["cell"] == "pd-eagle3")(run, rng)
 
 
+def _said_to_lack(*interfaces: str) -> Callable[[Run, random.Random], None]:
+    def change(run: Run, rng: random.Random) -> None:
+        run.record["lacking"] |= {name: WITHOUT[name] for name in interfaces}
+
+    return change
+
+
+def _metrics_lost_and_lacking(run: Run, rng: random.Random) -> None:
+    """Half of the answers have no acceptance of their own, because the engine is said to give none."""
+    _said_to_lack(PER_REQUEST)(run, rng)
+    for row in answers(run)[::2]:
+        for leg in row["legs"]:
+            leg["speculation"] = None
+
+
+def _single_engines_routed(run: Run, rng: random.Random) -> None:
+    for cell in run.record["cells"]:
+        if cell["cell"].startswith("single"):
+            cell["route"] = "router"
+
+
 def _renamed(run: Run, rng: random.Random) -> None:
     """A scenario becomes one of another kind, whose proof finds none of its requests."""
     for scenario in run.record["profile"]["scenarios"]:
@@ -557,6 +586,13 @@ OF_RECORD: dict[str, Callable[[Run, random.Random], None]] = {
     "every lease ends early, excused": _excused,
     "a scenario of another kind": _renamed,
     "prompts of another set": _another_prompts,
+    "metrics said to be lacking": _said_to_lack(PER_REQUEST),
+    "half of the metrics lost, said to be lacking": _metrics_lost_and_lacking,
+    "server info said to be lacking": _said_to_lack(SERVER_INFO),
+    "sources said to be lacking": _said_to_lack(BY_SOURCE),
+    "steps said to be lacking": _said_to_lack(STEP_TOKENS),
+    "resets said to be lacking": _said_to_lack(RESET_PREFIX_CACHE),
+    "single engines behind a router": _single_engines_routed,
     "texts not recorded": _cells(_cell_field("texts", False)),
     "pools not told": _cells(_cell_field("emptied_s", {})),
     "a process left over, by its port": _cells(_left("port 25000, and process 5 of pd-eagle3, which cannot be killed")),

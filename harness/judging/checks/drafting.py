@@ -23,7 +23,7 @@ from harness.history.acceptance import (
     same_but_for_undrafted,
     same_steps,
 )
-from harness.history.engine_interfaces import PER_REQUEST
+from harness.history.engine_interfaces import PER_REQUEST, PER_REQUEST_FLAG
 from harness.history.records import COLD, Leg, Observation, Speculation
 from harness.history.verdict import Verdict
 from harness.judging.decision import Against, Change, Facts, decide
@@ -36,7 +36,6 @@ from harness.util.text import counted
 
 _SHOWN = 12
 """Steps that a finding shows."""
-_PER_REQUEST_FLAG = "--per-request-spec-decode-metrics"
 _NONE: Mapping[str, Any] = {}
 
 
@@ -153,10 +152,10 @@ def _omitted(cell: CellView, name: str, o: Observation) -> list[Finding]:
     """
     run = cell.history.run
     engine = cell.engine(cell.answering)
-    if PER_REQUEST in run.lacking or engine is None or _PER_REQUEST_FLAG not in engine.argv:
+    if PER_REQUEST in run.lacking or engine is None or PER_REQUEST_FLAG not in engine.argv:
         return []
     message = (
-        f"expected acceptance figures in the response, which {_PER_REQUEST_FLAG} asks for, found none; the engine's "
+        f"expected acceptance figures in the response, which {PER_REQUEST_FLAG} asks for, found none; the engine's "
         "counters alone do not say what each step accepted"
     )
     return [cell.untested(name, message, o)]

@@ -32,6 +32,7 @@ def state_occurred(cell: CellView) -> CheckResult:
     if _enough(cell, len(gaps)) <= proven < len(gaps):
         note = f"the state is proven for {proven} of {len(gaps)} rounds"
         gaps = [[g for g in found if g.impossible] for found in gaps]
+    gaps += [[Gap(o, _LATE)] for o in observations if _released_late(o)]
     return conclude(NAME, cell.id, len(instances), [_finding(cell, g) for found in gaps for g in found], note)
 
 
@@ -44,12 +45,13 @@ def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
     if missing := sorted(kind.needs - parts.keys()):
         message = f"expected answers of {', '.join(missing)}, which prove that the state occurred, found none"
         return [Gap(next(iter(parts.values())), message)]
-    if late := [o for o in parts.values() if _released_late(o)]:
-        words = "expected the held engine to be released before it answered, found it released after that"
-        return [Gap(late[0], f"{words}: the record was put together by hand")]
     return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell))))
 
 
+_LATE = (
+    "expected the held engine to be released before it answered, found it released after that: the record was put "
+    "together by hand"
+)
 _BETWEEN_S = 10.0
 """Far above what a busy machine takes between the legs of a request, which no leg counts."""
 
