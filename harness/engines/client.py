@@ -16,7 +16,16 @@ from harness.engines.api_key import ApiKey
 from harness.engines.command import MODEL_NAME
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.http import LEAVE_AFTER, LimitedClient
-from harness.engines.response import finish_reason, finite, recordable, require_model, token_ids, transfer_params
+from harness.engines.response import (
+    answer_text,
+    finish_reason,
+    finite,
+    recordable,
+    require_model,
+    stop_reason,
+    token_ids,
+    transfer_params,
+)
 from harness.errors import AbandonedError, HandoffError, RequestTimeoutError
 from harness.history.records import Leg, Speculation
 from harness.profiles.cells import SECOND_P, Role
@@ -303,8 +312,8 @@ def parse_completion(
             echoed_ids=token_ids(choice.get("prompt_token_ids")),
             output_ids=token_ids(choice.get("token_ids")),
             finish_reason=finish_reason(choice.get("finish_reason")),
-            stop_reason=choice.get("stop_reason"),
-            text=choice["text"] if rescore_from is None else None,
+            stop_reason=stop_reason(choice.get("stop_reason")),
+            text=answer_text(choice.get("text")) if rescore_from is None else None,
             usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
             usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),

@@ -47,6 +47,22 @@ def finish_reason(value: Any) -> str | None:
     return value
 
 
+def answer_text(value: Any) -> str | None:
+    """Return the text of an answer, None as None. Raises ValueError for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"a text that is none: {str(value)[:60]!r}")
+    return value
+
+
+def stop_reason(value: Any) -> int | str | None:
+    """Return the token or the string that ended an answer, None as None. Raises ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return value
+    if type(value) is not int or not 0 <= value <= _LARGEST_ID:
+        raise ValueError(f"a stop_reason that is neither a token nor a string: {str(value)[:60]!r}")
+    return value
+
+
 def transfer_params(value: Any) -> dict[str, Any] | None:
     """Return P's parameters for D. Their content is free, but their size is limited, because each is recorded. Raises
     ValueError when they are not an object or too large."""

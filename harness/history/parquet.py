@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from harness.errors import StorageError
 from harness.history.layout import PARQUET
@@ -39,6 +40,17 @@ _COLUMNS: dict[str, tuple[str, Callable[[Observation], object]]] = {
 """The columns, each with its type and what it has of an observation."""
 
 
+@contextlib.contextmanager
+def _system_memory(pa: Any) -> Iterator[None]:
+    """Let pyarrow take memory from the C library: its own allocator keeps tens of MiB of what was freed."""
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(usual)
+
+
 def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
     """Write a columnar copy of the observations: flat columns to query, and the whole record as JSON in ``record``.
 
@@ -59,7 +71,7 @@ def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
     rows = iter(observations)
     try:
         with writing(folder / PARQUET):
-            with pq.ParquetWriter(temporary, columns) as writer:
+            with _system_memory(pa), pq.ParquetWriter(temporary, columns) as writer:
                 while group := [{n: value(o) for n, (_, value) in _COLUMNS.items()} for o in islice(rows, _GROUP)]:
                     writer.write_table(pa.Table.from_pylist(group, columns))
             temporary.replace(folder / PARQUET)

@@ -224,7 +224,10 @@ def test_second_stage_that_no_part_ran_is_missing(tmp_path):
     folders = split(night(accept={"pd-mtp": worse}), tmp_path, night(accept={"pd-mtp": worse}))
     assert judged(merge(folders, tmp_path / "with")).verdict is Verdict.REGRESSION
     shutil.rmtree(folders[1] / SECOND)
-    assert judged(merge(folders, tmp_path / "without")).verdict is Verdict.UNKNOWN
+    without = judged(merge(folders, tmp_path / "without"))
+    # All P/D cells together have one stage, which shows it at a level of its own.
+    assert without.result("pd-mtp", "acceptance-single").verdict is Verdict.UNKNOWN
+    assert without.result("pd-mtp", "acceptance-pooled").verdict is Verdict.REGRESSION
 
 
 def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
@@ -720,7 +723,8 @@ def test_damaged_second_stage_is_refused_or_missing(tmp_path):
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
     refused("a later stage of part-2", folders, tmp_path / "merged")
-    assert judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))).verdict is Verdict.UNKNOWN
+    judgement = judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True)))
+    assert judgement.result("pd-mtp", "acceptance-single").verdict is Verdict.UNKNOWN
 
 
 def test_most_parts_say_which_night_it_is(tmp_path, folders):

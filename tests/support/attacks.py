@@ -188,7 +188,8 @@ def put(value: Any, *fields: str) -> Change:
     def change(row: Row, run: Run, rng: random.Random) -> None:
         for leg in row["legs"]:
             for field in fields:
-                leg[field] = value(leg[field]) if callable(value) else value
+                if leg.get(field) is not None or not callable(value):
+                    leg[field] = value(leg[field]) if callable(value) else value
 
     return change
 
@@ -624,7 +625,7 @@ _CERTAIN = "the probes are so certain of their tokens that these figures lie wit
 
 BENIGN: dict[str, str] = {
     r"log-probs of the prompt .*:(all|in scenarios|features)": _ALIKE,
-    r"(every second )?log-prob (-1|-0.01|-0.5):features": _ALIKE,
+    r"(another text by its own decoding|text of bytes of no character):(all|cold|in scenarios|features)": _ALIKE,
     r".*:(one, )?sampled": _UNTESTED,
     r"(log-probs all 0|log-probs of another answer|gaps of another answer):.*": _CERTAIN,
     r"one request id:one, .*": "no other exchange has this id",

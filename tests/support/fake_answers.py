@@ -3,21 +3,28 @@ a recorded run. They prove nothing about engines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 
+from harness.baselines.model import BaselineRow
 from harness.baselines.store import load_baseline
 from harness.history.records import Observation, Speculation
 from harness.history.token_ids import output_key
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.workload.cells import CellWork, Item
-from tests.support.builders import counted, engine, leg, rescoring
+from tests.support.builders import change_final, counted, engine, leg, rescoring
 
 
 @cache
 def _rows(method: str) -> dict:
     return load_baseline(REPOSITORY / "baselines" / "cpu" / f"{method}.json").by_prompt()
+
+
+def _logprobs(row: BaselineRow) -> tuple[float, ...]:
+    """Log-probs as recorded, but for what rounding made of them: two tokens cannot be more probable than all."""
+    return tuple(min(nats, -math.log1p(math.exp(-gap))) for nats, gap in zip(row.logprobs, row.gaps, strict=True))
 
 
 def answer(work: CellWork, item: Item, sequence: int) -> Observation:
@@ -45,7 +52,16 @@ def answer(work: CellWork, item: Item, sequence: int) -> Observation:
         known_answer=item.prompt.expected,
         max_tokens=192,
         engine_roles=("single",),
-        legs=(leg("single", item.prompt.ids, row.output_ids, speculation=metrics, top_gaps=gaps),),
+        legs=(
+            leg(
+                "single",
+                item.prompt.ids,
+                row.output_ids,
+                speculation=metrics,
+                top_gaps=gaps,
+                chosen_logprobs=_logprobs(row),
+            ),
+        ),
         started_at=0.0,
     )
     return counted(made)
@@ -64,4 +80,6 @@ def score(recorder: Recorder) -> None:
     """Record that the plain engine would have said every output."""
     for number, ((prompt, key), (sent, output)) in enumerate(recorder.outputs._known.get("", {}).items()):
         assert output_key(output) == key
-        recorder.append(rescoring(prompt, sent, output, sequence=number))
+        row = _rows("none").get(prompt)
+        said = {"rescored_logprobs": _logprobs(row)} if row is not None and row.output_ids == output else {}
+        recorder.append(change_final(rescoring(prompt, sent, output, sequence=number), **said))

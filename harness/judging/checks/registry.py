@@ -65,7 +65,7 @@ _COMMON: tuple[Check, ...] = (
     Check("transfer", lambda _: True, transfer.transfer),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
     Check("finish-reason", responses.has_plain_answers, responses.finish_reason),
-    Check(texts.NAME, lambda c: c.record.texts, texts.texts),
+    Check(texts.NAME, texts.applies, texts.texts),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 

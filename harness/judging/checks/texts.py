@@ -18,6 +18,11 @@ _NO_CHARACTER = "\ufffd"
 _SHOWN = 24
 
 
+def applies(cell: CellView) -> bool:
+    """Return whether texts were recorded, by what the record says or has."""
+    return cell.record.texts or any(leg.text is not None for o in cell.all_observations() for leg in o.legs)
+
+
 def texts(cell: CellView) -> CheckResult:
     """Check that the text of every answer is that of its tokens as the harness decodes them, up to a stop string.
 
