@@ -66,10 +66,10 @@ def test_every_output_is_the_known_answer(eagle3: Done):
         if o.final is None:
             assert o.route == "prefill" or o.abandon is not None
             continue
-        expected = list(o.known_answer)[: o.max_tokens]
+        expected = list(o.known_answer)[: o.most_tokens]
         # The next turn of a conversation is no prompt that the chat template ends.
         assert (
-            o.prompt_id.startswith("turn-") or expected == probe_task.expected_output(list(o.sent_ids))[: o.max_tokens]
+            o.prompt_id.startswith("turn-") or expected == probe_task.expected_output(list(o.sent_ids))[: o.most_tokens]
         )
         assert list(o.final.output_ids) == expected, (o.cell, o.scenario, o.key)
         strata[o.cell, classify(len(o.sent_ids), 32, 3).value] += 1
