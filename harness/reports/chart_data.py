@@ -275,7 +275,7 @@ def _survival(view: RecordedCell, baselines: Mapping[str, Lookup]) -> Iterable[S
         row = rows.get(o.prompt_id)
         if row is None:
             continue
-        expected = row.output_ids[: o.max_tokens]
+        expected = row.output_ids[: o.most_tokens]
         divergences.append(parted_at(output, expected))
         longest = max(longest, len(expected))
     yield from _shares(view.id, divergences, longest)

@@ -226,7 +226,7 @@ def _rows(
                 reference[o.scenario] = history.of(name.reference, scenario=o.scenario)
             other = reference[o.scenario].get(o.key)
             expected = other.final.output_ids if other is not None and other.final is not None else None
-        expected = (expected or ())[: o.max_tokens]
+        expected = (expected or ())[: o.most_tokens]
         compared = output is not None and bool(expected)
         parted = parted_at(output or (), expected) if compared else None
         gaps = leg.top_gaps if leg is not None else None
