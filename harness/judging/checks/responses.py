@@ -21,6 +21,10 @@ ROUNDED = 1e-5
 """By how much log-probs and probabilities may exceed their limits: records have six decimals, engines 24 bits."""
 
 
+_HALF, _FAR = -0.7, 12.0
+"""Two tokens of which the better one is less probable than a half, or is so much better, add up to no more than 1."""
+
+
 def complete(cell: CellView) -> CheckResult:
     """Check that every planned request was sent as planned, and answered exactly once without an error."""
     name = "complete"
@@ -181,15 +185,17 @@ def _impossible_logprobs(leg: Leg) -> Iterator[str]:
         yield f"expected log-probs of at most 0, found {worst:.4g}"
         return
     for at, (said, gap) in enumerate(zip(chosen, leg.top_gaps or (), strict=False)):
+        if gap is None or (gap >= 0 and (said < _HALF or gap > _FAR)):
+            continue
         # The best token is at least as probable as the one that was chosen, and the second-best one follows from it.
-        both = math.exp(said) * (1 + math.exp(-gap)) if gap is not None and gap >= 0 else 0.0
+        both = math.exp(said) * (1 + math.exp(-gap)) if gap >= 0 else 0.0
         if both > 1 + ROUNDED:
             yield (
                 f"expected the two best tokens to be at most as probable as all, found {both:.4g} at output token {at} "
                 f"(log-prob {said:.4g}, {gap:.4g} nats to the second-best)"
             )
             return
-        if gap is not None and gap < 0:
+        if gap < 0:
             yield f"expected no second-best token above the best one, found one at output token {at}"
             return
 
