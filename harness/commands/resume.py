@@ -20,9 +20,8 @@ from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import AGAIN, CELLS, LINES, PARQUET, ROUNDING, SCORES, SECOND, bytes_recorded
 from harness.history.plan import counts_of, unanswered
-from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord
+from harness.history.records import COLD, RESCORE, CellRecord, Resumption, RunRecord, numbered
 from harness.history.run_kind import require_plain
-from harness.history.superseded import as_resumed
 from harness.judging.checks.registry import NOTHING, tripped_once
 from harness.judging.references import baselines_for, load_stages
 from harness.profiles.cells import CellName, EngineGroup, Plan
@@ -253,9 +252,7 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
             "finished": None,
             "interrupted": False,
             "references": {},
-            "engines": tuple(
-                e.in_group(as_resumed(e.group, number)) if e.group in restarted else e for e in run.engines
-            ),
+            "engines": tuple(e.in_group(numbered(e.group, number)) if e.group in restarted else e for e in run.engines),
             "cells": tuple(_again(c, again, restarted, number) for c in run.cells),
             "resumed": (*run.resumed, resumption),
         }
@@ -288,7 +285,7 @@ def _again(cell: CellRecord, again: set[str], restarted: set[str], number: int) 
     if cell.cell in again:
         clear: Mapping[str, Any] = {"state": "pending", "reason": None}
         return cell.model_copy(update={**clear, **dict.fromkeys(("request_seconds", "seconds", "start_seconds"), 0.0)})
-    group = as_resumed(cell.group, number) if cell.group in restarted else cell.group
+    group = numbered(cell.group, number) if cell.group in restarted else cell.group
     return cell.model_copy(update={"group": group})
 
 
@@ -296,7 +293,7 @@ def _logs(folder: Path, restarted: set[str], number: int) -> Iterator[tuple[Path
     for group in restarted:
         for path in folder.glob(f"{group}.*"):
             if path.name.count(".") - group.count(".") <= 2:
-                yield path, path.with_name(as_resumed(group, number) + path.name.removeprefix(group))
+                yield path, path.with_name(numbered(group, number) + path.name.removeprefix(group))
 
 
 def _put_away(stage: Path) -> None:

@@ -23,6 +23,7 @@ from harness.history.records import (
     Observation,
     PlannedRequest,
     RunRecord,
+    unnumbered,
 )
 from harness.profiles.cells import CellName
 from harness.util.files import sha256_json
@@ -143,13 +144,13 @@ def contradictions(run: RunRecord) -> Iterator[str]:
 def _of_engines(run: RunRecord) -> Iterator[str]:
     """Yield what is wrong with the engines: of each group one in each role, each a process of its own."""
     # Engines of an interrupted part of the run keep its number.
-    groups = {c.group.split("~")[0] for c in run.cells}
+    groups = {unnumbered(c.group) for c in run.cells}
     roles = Counter((e.group, e.role) for e in run.engines if e.role != ROUTER)
     for (group, role), n in roles.items():
         if n > 1:
             yield f"engines: expected one {role} engine of {group}, found {n}"
     for engine in run.engines:
-        if engine.group.split("~")[0] not in groups:
+        if unnumbered(engine.group) not in groups:
             yield f"engines: expected the groups of the cells, found {engine.group}"
     pids = Counter((e.group, e.node, e.pid) for e in run.engines if not e.attached)
     for (group, _, pid), n in pids.items():
@@ -196,7 +197,7 @@ def _of_cell(run: RunRecord, cell: CellRecord) -> Iterator[str]:
     name = CellName.of(cell.cell)
     if cell.route != name.route:
         yield f"{cell.cell}: expected its route to be {name.route}, as it is called, found {cell.route}"
-    drafts = run.identities.get(CellName.of(cell.cell).lineup, {}).get("draft_tokens", cell.draft_tokens)
+    drafts = run.identities.get(name.lineup, {}).get("draft_tokens", cell.draft_tokens)
     if drafts != cell.draft_tokens:
         yield f"{cell.cell}: expected draft_tokens as in its identity, {drafts}, found {cell.draft_tokens}"
 

@@ -191,12 +191,9 @@ class Observation(Strict):
     @property
     def most_tokens(self) -> int | None:
         """Number of tokens after which the answer is cut short: where its stop string is complete, or by its limit."""
-        last = (
-            stop_at("stop-string", len(self.known_answer))
-            if self.feature == "stop-string" and self.known_answer
-            else None
-        )
-        return self.max_tokens if last is None else last + 1
+        if self.feature == "stop-string" and self.known_answer:
+            return (stop_at(self.feature, len(self.known_answer)) or 0) + 1
+        return self.max_tokens
 
     @property
     def key(self) -> str:
@@ -319,6 +316,17 @@ _NO_PROCESS = re.compile(
 """What may be left over without a process that still runs."""
 COUNTED = "counted"
 """Stands for the plan of a cell that was recorded before schema 5."""
+
+
+def numbered(group: str, number: int) -> str:
+    """Return the name of a group's engines that others followed: before the n-th resumption, or in the n-th part of a
+    merged run."""
+    return f"{group}~{number}"
+
+
+def unnumbered(group: str) -> str:
+    """Return the name that ``numbered`` was given."""
+    return group.split("~")[0]
 
 
 def unverified_tokens(draft_tokens: int, modules: int) -> int:

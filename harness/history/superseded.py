@@ -8,12 +8,7 @@ from pathlib import Path
 from harness.errors import DataError
 from harness.history.folder import History, recorded_cells
 from harness.history.layout import files_by_cell
-from harness.history.records import CellRecord, Resumption
-
-
-def as_resumed(group: str, number: int) -> str:
-    """Return the name under which the earlier engines of a group are kept that the n-th resumption started anew."""
-    return f"{group}~{number}"
+from harness.history.records import CellRecord, Resumption, numbered, unnumbered
 
 
 def set_aside(history: History) -> Iterator[History]:
@@ -53,7 +48,7 @@ def _then(history: History, resumption: Resumption, number: int, files: Mapping[
     groups = {e.group for e in history.run.engines}
 
     def earlier(cell: CellRecord) -> CellRecord:
-        group = as_resumed(cell.group.split("~")[0], number)
+        group = numbered(unnumbered(cell.group), number)
         asked_again = cell.cell in resumption.cells and group in groups
         return cell.model_copy(update={"group": group, "state": "interrupted"}) if asked_again else cell
 

@@ -16,7 +16,7 @@ from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import CELLS, ROUNDING, SCORES
 from harness.history.parquet import write_parquet
 from harness.history.plan import counts_of, plan_key
-from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, PlannedRequest, RunRecord
+from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, PlannedRequest, RunRecord, numbered
 from harness.profiles.cells import Cell, CellName
 from harness.util.storage import writing
 from harness.workload.rows import planned_rows
@@ -44,7 +44,7 @@ def assemble(histories: Sequence[History], chosen: Mapping[str, int], scores: Re
     taken: set[str] = set()
     for i, history in enumerate(histories):
         mine = [c for c in history.run.cells if chosen.get(c.cell) == i]
-        names = {g: g if g not in taken else f"{g}~{i + 1}" for g in dict.fromkeys(c.group for c in mine)}
+        names = {g: g if g not in taken else numbered(g, i + 1) for g in dict.fromkeys(c.group for c in mine)}
         taken.update(names.values())
         cells |= {c.cell: c.model_copy(update={"group": names[c.group]}) for c in mine}
         engines += [e.in_group(names[e.group]) for e in history.run.engines if e.group in names]

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from harness.history.acceptance import RequestCounts
 from harness.judging.checks.hypothesis_tests import units_of
 from harness.judging.checks.model import Column, PooledDrafts, RegisteredTest, Tested, TestName
@@ -112,10 +110,5 @@ def _rates(drafts: _Drafts) -> Mapping[str, tuple[float, float]]:
     """Return the rates of the single engine and of the cell, by column."""
     if not drafts.texts:
         return {}
-    arms = count_arms([[(c.accepted_at, c.trials) for c in side] for side in (drafts.theirs, drafts.ours)], drafts.k)
-    hits, trials = (np.array([side.sum(axis=0) for side in both]) for both in (arms.hits, arms.trials))
-    return {
-        column: (hits[0][c] / trials[0][c], hits[1][c] / trials[1][c])
-        for c, column in enumerate(arms.columns)
-        if trials[:, c].all()
-    }
+    arms = _arms([drafts], drafts.k)
+    return {d.column: d.rates for d in differences(arms) if d.units}

@@ -95,17 +95,20 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     if tested.id.name in _TOKENS:
         more = [c for c in beyond if c.difference.effect > 0]
         return ("differ", more) if more else ("none", [])
-    floor, exact = judging.floor_points / 100, tested.id.name == "first-step"
-    slack = acceptance.mean_slack(cell) if tested.id.name.startswith("acceptance-") else 0.0
-    moved = [
-        c
-        for c in beyond
-        if abs(c.difference.effect) >= floor and (exact or c.difference.excludes(slack * c.difference.rates[0]))
-    ]
+    moved = [c for c in beyond if _matters(cell, tested.id.name, c)]
     fell = [c for c in moved if c.difference.effect < 0]
     if fell:
         return "drop", fell
     return ("rise", moved) if moved else ("none", [])
+
+
+def _matters(cell: CellView, name: TestName, column: Column) -> bool:
+    """Return whether a column moved by the practical floor, with an interval that excludes zero and what acceptance may
+    move by without a defect."""
+    d = column.difference
+    slack = acceptance.mean_slack(cell) if name.startswith("acceptance-") else 0.0
+    far = abs(d.effect) >= cell.judging.floor_points / 100
+    return far and (name == "first-step" or d.excludes(slack * d.rates[0]))
 
 
 def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested]) -> list[RegisteredTest]:
@@ -153,14 +156,7 @@ def judge_pooled_drafts(cell: CellView, pooled: PooledDrafts) -> CheckResult:
     name = tested.id.name
     if tested.p is None:
         return conclude(name, cell.id, 0, [_unknown(cell, name, tested.problem)], note=tested.note)
-    judging = cell.judging
-    moved = [
-        c
-        for c in tested.columns
-        if c.adjusted <= pooled.alpha
-        and abs(c.difference.effect) >= judging.floor_points / 100
-        and c.difference.excludes(acceptance.mean_slack(cell) * c.difference.rates[0])
-    ]
+    moved = [c for c in tested.columns if c.adjusted <= pooled.alpha and _matters(cell, name, c)]
     too = [c for c in moved if _same_way(c, mine.get(c.difference.column))]
     change: Change = "none" if not too else "drop" if too[0].difference.effect < 0 else "rise"
     verdict, why = decide(Facts(change=change, against="this run"))
