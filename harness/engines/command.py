@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
+from harness.engines.witness.kv_harness_witness import FOLDER_VARIABLE, NAME_VARIABLE
 from harness.errors import EngineStartError
 from harness.history.engine_interfaces import PER_REQUEST, PER_REQUEST_FLAG
 from harness.profiles.availability import models_of
@@ -26,10 +27,20 @@ from harness.supervision.server import LOOPBACK, joined_path
 MODEL_NAME = "target"
 _INTERPRETER = Path(__file__).resolve().parent / "interpreter"
 """Declares a back end of Triton to engines (``kv_harness_triton``)."""
+WITNESS_FOLDER = Path(__file__).resolve().parent / "witness"
+"""Declares a plugin to engines that notes what their KV caches hold (``kv_harness_witness``)."""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PROGRAM = "vllm.entrypoints.openai.api_server"
 PRELOADED = (PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "compressed_tensors", "ray")
 """What CPU engines import, but for what starts threads (NIXL)."""
+
+
+class Witness(NamedTuple):
+    """Where an engine writes what its KV caches hold."""
+
+    folder: Path
+    name: str
+    """What its files' names begin with: its group and role."""
 
 
 class EngineCommand(NamedTuple):
@@ -96,12 +107,14 @@ def build_command(
     host: str = LOOPBACK,
     extra_env: Mapping[str, str] | None = None,
     key: ApiKey | None = None,
+    witness: Witness | None = None,
 ) -> EngineCommand:
     """Assemble the server command.
 
     ``devices`` are the core numbers or GPU ids that the engine gets, one per tensor-parallel rank; an empty sequence
     leaves the choice to vLLM. ``extra_env`` overrides other variables. Without a ``key``, the caller has to add one
-    before starting the engine, because its guard does not let it start without.
+    before starting the engine, because its guard does not let it start without. ``witness`` says where the engine
+    writes what its KV caches hold; None lets it write nothing.
 
     Raises EnvironmentFault when the profile does not permit the models to be loaded, and EngineStartError when the
     number of devices differs from that of the ranks.
@@ -159,9 +172,12 @@ def build_command(
     openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
     flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)
+    if witness is not None:
+        path = joined_path(str(WITNESS_FOLDER), variables.get("PYTHONPATH", ""))
+        variables |= {FOLDER_VARIABLE: str(witness.folder), NAME_VARIABLE: witness.name, "PYTHONPATH": path}
     more = {**flags.env(role), **(extra_env or {})}
     if "PYTHONPATH" in more:
-        # Of a fault that is injected, beside Triton's interpreter.
+        # Of a fault that is injected, beside Triton's interpreter and the witness.
         more["PYTHONPATH"] = joined_path(more["PYTHONPATH"], variables.get("PYTHONPATH", ""))
     variables = {**variables, **more}
     variables = {**guarded_path(variables), **(key.environment if key is not None else {})}

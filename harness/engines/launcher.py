@@ -12,12 +12,13 @@ from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedEngine, Front
 from harness.engines.client import Client
-from harness.engines.command import EngineCommand, build_command
+from harness.engines.command import EngineCommand, Witness, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Place, Places, end_and_report
 from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
+from harness.history.layout import WITNESS
 from harness.profiles.cells import SECOND_P, EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.supervision.process import SupervisedEngine
@@ -78,7 +79,16 @@ class Launcher:
             host=place.host,
             extra_env=mutation.environment(role, environment.prefix),
             key=self._key,
+            witness=self._witness(role),
         )
+
+    def _witness(self, role: Role) -> Witness | None:
+        """Return where an engine notes what its KV caches hold, in the run's folder; None unless the profile asks."""
+        if self._profile.witness == "off":
+            return None
+        folder = self._logs.parent / WITNESS
+        folder.mkdir(exist_ok=True)
+        return Witness(folder.resolve(), f"{self._group.id}.{role}")
 
     def _start_engine(self, command: EngineCommand) -> None:
         role = command.role

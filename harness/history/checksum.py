@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.errors import DataError
-from harness.history.layout import LINES, files_by_cell
+from harness.history.layout import LINES, files_by_cell, witness_files
 from harness.util.files import sha256_json
 from harness.util.strict import Strict
 
@@ -38,7 +38,7 @@ class Seal(Strict):
 
 def seal_of(folder: Path) -> Seal:
     """Compute the seal of the observations that a folder contains now."""
-    files = [folder / LINES, *(f for files in files_by_cell(folder).values() for f in files)]
+    files = [folder / LINES, *(f for files in files_by_cell(folder).values() for f in files), *witness_files(folder)]
     return Seal(
         files={
             path.relative_to(folder).as_posix(): _file_seal(path)

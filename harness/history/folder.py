@@ -26,6 +26,7 @@ from harness.history.plan import contradictions, counts_of
 from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
 from harness.history.rounding import Rounding, Way, WayName, measured
 from harness.history.verdict import Verdict
+from harness.history.witness import KVWitness
 from harness.profiles.cells import CellName
 from harness.util import json_io
 from harness.util.files import require_no_links, write_json
@@ -146,6 +147,12 @@ class History(Strict):
         planned = {(c.cell, s) for c in self.run.cells for s in counts_of(c)}
         scored = RESCORE if self.run.rescore or self.run.rounding else None
         return [place for place in self._places() if place not in planned and place[1] != scored]
+
+    @cached_property
+    def kv_witness(self) -> KVWitness:
+        """What the engines' KV caches held; without notes where the profile did not ask for them. Raises DataError for
+        damaged notes."""
+        return KVWitness(self.folder)
 
     @cached_property
     def rounding(self) -> dict[str, Rounding]:

@@ -4,6 +4,7 @@
 ``cells/<cell>/observations.jsonl``  the answers of one cell
 ``cells/<cell>/scores.jsonl``        the outputs that this cell, a plain single one, re-scored for all cells
 ``cells/<cell>/rounding.jsonl``      what this cell, a plain single one, was asked beside its plan to show how it rounds
+``witness/<group>.<role>.<pid>.jsonl`` what the KV caches of an engine held, if the profile asked for it
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
 ``references/``                      copies of the baselines and known defects that it was judged by at its end
 ``superseded-<n>/<cell>/…``          answers that the n-th resumption of the run set aside, to ask their cells again
@@ -26,6 +27,8 @@ CELLS = "cells"
 LINES = "observations.jsonl"
 SCORES = "scores.jsonl"
 ROUNDING = "rounding.jsonl"
+WITNESS = "witness"
+"""Folder of what the engines' KV caches held, a file for each process of an engine."""
 PARQUET = "observations.parquet"
 REFERENCES = "references"
 CARRIED_BASELINES = f"{REFERENCES}/baselines"
@@ -59,6 +62,11 @@ def files_by_cell(folder: Path, below: str = CELLS) -> dict[str, list[Path]]:
     """Return the files of observations that a folder of a run's folder has, by cell."""
     found = {p.name: [p / name for name in (LINES, SCORES, ROUNDING)] for p in sorted((folder / below).glob("*"))}
     return {cell: existing for cell, files in found.items() if (existing := [f for f in files if f.is_file()])}
+
+
+def witness_files(folder: Path) -> list[Path]:
+    """Return the files in which the engines of a run noted what their KV caches held."""
+    return sorted((folder / WITNESS).glob("*.jsonl"))
 
 
 def bytes_recorded(folder: Path) -> int:

@@ -242,6 +242,29 @@ class DraftsBeside(Strict):
     p: float
 
 
+class KVPlace(Strict):
+    """16 tokens of one layer whose KV is another one."""
+
+    layer: str
+    kind: str
+    """``keys`` or ``values``."""
+    heads: tuple[int, ...]
+    first_token: int
+    zeros: bool
+    found_at: int | None
+    """First of the 16 tokens whose KV stands there instead; None where it is no other tokens' of this prompt."""
+
+
+class KVDifference(Strict):
+    """KV of a prompt that is not what another engine had, or computed, of it."""
+
+    role: str
+    places: tuple[KVPlace, ...]
+    differing: int
+    """Number of such places; not all are listed."""
+    tokens: tuple[int, ...]
+
+
 class CacheHit(Strict):
     """Blocks that an engine took from its prefix cache."""
 
@@ -309,6 +332,7 @@ FindingEvidence = (
     | WrongWhenRescored
     | TraceMoved
     | DraftsBeside
+    | KVDifference
     | CacheHit
     | Counted
     | RouterCounted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from harness.judging.figures import (
     CheckFigures,
     FindingEvidence,
     IncompleteCell,
+    KVDifference,
     StepsDifference,
     TokenDifference,
     TokenTestEvidence,
@@ -115,6 +117,12 @@ class Finding(Strict):
     def last_step(self) -> bool:
         """Whether only the drafts that look past the end of an answer differ."""
         return isinstance(self.evidence, StepsDifference) and self.evidence.last_alone
+
+    @property
+    def lone_tokens(self) -> bool:
+        """Whether KV differs at single tokens, of which none follows another; not so of other findings."""
+        tokens = self.evidence.tokens if isinstance(self.evidence, KVDifference) else ()
+        return bool(tokens) and all(after - before > 1 for before, after in pairwise(tokens))
 
     @property
     def runs_on(self) -> bool:

@@ -10,6 +10,7 @@ from harness.observed import acceptance
 from harness.observed.cell import ObservedCell
 from harness.observed.hand_off import HandOff
 from harness.observed.kv_groups import KVGroups
+from harness.observed.kv_held import KVHeld
 from harness.observed.prefix_cache import PrefixCache
 
 
@@ -28,6 +29,11 @@ class RecordedCell(ObservedCell):
     @cached_property
     def kv_groups(self) -> KVGroups:
         return KVGroups(self, self.hand_off)
+
+    @cached_property
+    def kv_held(self) -> KVHeld:
+        """What the KV caches held, for a run whose profile asked to note it."""
+        return KVHeld(self, self.history.kv_witness)
 
     @cached_property
     def counts(self) -> acceptance.CellCounts:

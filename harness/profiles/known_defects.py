@@ -46,6 +46,8 @@ class FindingLocation(Protocol):
     def last_step(self) -> bool: ...
     @property
     def runs_on(self) -> bool: ...
+    @property
+    def lone_tokens(self) -> bool: ...
 
 
 class KnownDefect(Strict):
@@ -67,6 +69,8 @@ class KnownDefect(Strict):
     """Whether it covers only answers in which P/D says the same as the single engine of its method."""
     runs_on: bool = False
     """Whether it covers only answers that are right up to the last token, and then go on."""
+    lone_tokens: bool = False
+    """Whether it covers only KV that differs at single tokens, none next to another, as at the ends of chunks."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
     last_step: bool = False
@@ -138,6 +142,7 @@ class KnownDefect(Strict):
             and self._covers_strata(finding)
             and matches_any(finding.check, self.checks)
             and (finding.last_step or not self.last_step)
+            and (finding.lone_tokens or not self.lone_tokens)
             and (finding.runs_on or not self.runs_on)
         )
 

@@ -297,6 +297,9 @@ class Profile(Strict):
     judging: Judging = Judging()
     timeouts: Timeouts = Timeouts()
     expected: Expected = Expected()
+    witness: Literal["off", "kv"] = "off"
+    """``kv``: a plugin in the engines notes what their KV caches hold, by request, layer and head, which checks compare
+    with what P held and with what the plain engine computed."""
     share_engines: bool = True
     """Run ``single`` cells on the decode engine of the pair with the same method, without a hand-off."""
     baselines: Path

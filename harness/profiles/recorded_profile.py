@@ -27,6 +27,7 @@ ENGINE_DEFAULTS: dict[str, Any] = {
     "kv_lease_s": 30,
     "kv_cache_dtype": "auto",
 }
+WITNESS_DEFAULT = "off"
 JUDGING_DEFAULTS: dict[str, Any] = {"tier": "bitwise"}
 BEFORE_ROUNDING = {"logprob_nats": 1e-5, "near_tie_nats": 0.02}
 """Bounds of records that say nothing of them: their defaults before rounding was measured. Later ones say None."""
@@ -143,6 +144,11 @@ class RecordedProfile(NamedTuple):
         """Most output tokens of a request; None if the record does not say."""
         found = self.section("workload").get("max_tokens")
         return None if found is None else int(found)
+
+    @property
+    def witness(self) -> str:
+        """What of the engines' KV caches was to be noted: ``off`` or ``kv``."""
+        return str(self.data.get("witness", WITNESS_DEFAULT))
 
     @property
     def tier(self) -> str:

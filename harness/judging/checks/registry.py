@@ -12,6 +12,7 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.checks import (
     counters,
     drafting,
+    kv,
     logprobs,
     pooled_acceptance,
     pools,
@@ -63,6 +64,7 @@ _COMMON: tuple[Check, ...] = (
     Check("echoed-prompt", lambda _: True, responses.echoed_prompt),
     Check("response-invariants", lambda _: True, responses.response_invariants),
     Check("transfer", lambda _: True, transfer.transfer),
+    Check(kv.HANDED_OVER, lambda c: c.handed_off and kv.watched(c), kv.kv_handed_over),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
     Check("finish-reason", responses.has_plain_answers, responses.finish_reason),
     Check(texts.NAME, texts.applies, texts.texts),
@@ -78,6 +80,7 @@ CHECKS: tuple[Check, ...] = (
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
     Check("logprobs-baseline", lambda _: True, logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
+    Check(kv.COMPUTED, kv.has_reference, kv.kv_computed),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
     Check("acceptance-single", drafting.has_single, drafting.acceptance_single),

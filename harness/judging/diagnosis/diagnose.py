@@ -13,7 +13,7 @@ from harness.history.verdict import Verdict
 from harness.judging.diagnosis.law import law_of_lengths
 from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
-from harness.judging.figures import LogprobDifference
+from harness.judging.figures import KVDifference, LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.judging.near_ties import near_tie_nats
 from harness.util.text import counted
@@ -88,10 +88,11 @@ def _explained(finding: Finding, diagnosis: Diagnosis) -> Finding:
 def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
     """Return the located finding with the longest prompt, which has the most blocks; else the first finding.
 
-    Tokens and steps tell more than log-probs.
+    Tokens and steps tell more than log-probs, and the KV itself more than both.
     """
     located = [f for f in findings if f.location is not None]
     located = [f for f in located if not isinstance(f.evidence, LogprobDifference)] or located
+    located = [f for f in located if isinstance(f.evidence, KVDifference)] or located
     return max(located, key=lambda f: _tokens(cell, f)) if located else findings[0]
 
 
@@ -100,7 +101,8 @@ def _supports(finding: Finding, damage: DamageClass) -> bool:
     if damage in ("input", "nothing-tested", "routing", "blocks-kept", "reuse-lost", "infrastructure"):
         return finding.damage == damage
     if damage == "drafter-kv":
-        return finding.check in _STEP_CHECKS and finding.verdict is not Verdict.UNKNOWN
+        seen = isinstance(finding.evidence, KVDifference) and finding.damage == damage
+        return (seen or finding.check in _STEP_CHECKS) and finding.verdict is not Verdict.UNKNOWN
     found = finding.damage not in _NOTHING_FAILED
     return finding.damage == damage or (found and finding.check in (*_TOKEN_CHECKS, *_STEP_CHECKS))
 
@@ -121,6 +123,9 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     certain = [f for f in findings if f.verdict is not Verdict.UNKNOWN]
     if any(f.damage == "input" for f in certain):
         return "input"
+    seen = {f.damage for f in certain if isinstance(f.evidence, KVDifference)}
+    if "target-kv" in seen:
+        return "target-kv"
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
@@ -134,6 +139,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
         return "sampler" if _same_without(cell, _TOKEN_CHECKS) or _only_when_sampled(cell) else "target-kv"
     changed_steps = [f for f in certain if f.check in _STEP_CHECKS]
     if changed_steps:
+        if "drafter-kv" in seen:
+            return "drafter-kv"
         if all(f.verdict is Verdict.IMPROVED for f in changed_steps):
             return "engine-changed"
         return "sampler" if _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell) else "drafter-kv"

@@ -79,6 +79,9 @@ def _of(finding: Finding, cell: CellView, o: Observation, found: Location | None
 
     Log-probs tell where damage is that leaves all tokens right.
     """
+    if finding.location is not None:
+        # A check that saw the KV itself.
+        return finding.location
     moved = finding.evidence
     if not isinstance(moved, LogprobDifference) or (found is not None and found.position is not None):
         return found

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from harness.profiles import recorded_profile
 from harness.profiles.engine_config import EngineConfig
 from harness.profiles.load import load_profile
-from harness.profiles.model import Judging
+from harness.profiles.model import Judging, Profile
 from harness.profiles.recorded_profile import RecordedProfile
 
 
@@ -18,6 +18,7 @@ from harness.profiles.recorded_profile import RecordedProfile
 def test_defaults_are_those_of_the_schema(defaults, schema):
     """One that changes in the schema needs a rule for the records that were made before, such as BEFORE_ROUNDING."""
     assert {name: schema.model_fields[name].default for name in defaults} == defaults
+    assert Profile.model_fields["witness"].default == recorded_profile.WITNESS_DEFAULT
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-v2", "cpu-layouts", "smollm2", "gpu"])
@@ -27,6 +28,7 @@ def test_what_is_recorded_reads_as_the_profile_itself(name):
         recorded = RecordedProfile({**profile.model_dump(mode="json"), "source": "x.yaml"}).part(part.variant)
         ours, engine = recorded.engine, part.engine
         assert (recorded.name, recorded.source, recorded.file) == (part.name, "x.yaml", "x.yaml")
+        assert recorded.witness == part.witness
         assert (recorded.tier, recorded.max_tokens) == (part.judging.tier, part.workload.max_tokens)
         assert recorded.judging == part.judging and recorded.near_tie_nats == part.judging.near_tie_nats
         assert (ours.dtype, ours.placement, ours.kv_lease_s) == (engine.dtype, engine.placement, engine.kv_lease_s)

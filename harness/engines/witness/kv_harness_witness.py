@@ -1,0 +1,524 @@
+"""A vLLM plugin that notes what KV caches hold: digests and sketches by request, layer, head and cell of 16 tokens.
+
+``KV_HARNESS_WITNESS`` names a folder; without it the plugin does nothing. Each process that owns KV caches appends
+lines of JSON to a file of its own there: one that describes its layers, and one for each moment of a request:
+
+``begin``  before its first step, over the tokens that it did not compute itself: received ones and prefix hits
+``end``    when it has ended, over its prompt
+
+What is noted does not depend on the layout of the cache, the size of a block or the number of ranks: keys and values of
+a token are read through the places to which the attention backend itself writes them, found out once per layer.
+
+* A **digest** is 64 bits for each layer, keys or values, cell and head: the sum of all elements, as integers, times
+  fixed odd factors, modulo 2**64. A cell of zeros has the digest zero. Equal digests mean equal bits.
+* A **sketch** is ``SKETCH`` projections on fixed random signs, in half precision, for each layer, keys or values, and
+  cell: the squared distance of two sketches, over ``SKETCH``, estimates the squared distance of what they are of.
+* A **token's mark** is 32 bits over all layers of the target, or all of the drafter: it says where a cell differs.
+
+The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
+It uses the standard library and torch alone, and takes no input but requests' states in its own process.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+FOLDER_VARIABLE = "KV_HARNESS_WITNESS"
+NAME_VARIABLE = "KV_HARNESS_WITNESS_NAME"
+"""What the names of an engine's files begin with."""
+FORMAT = 1
+CELL = 16
+"""Tokens in a cell. Sizes of blocks are multiples of it."""
+SKETCH = 8
+"""Projections in a sketch."""
+_NULL_BLOCK = 0
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
+_V1 = "vllm.v1.worker.gpu_model_runner"
+_V2 = "vllm.v1.worker.gpu.model_runner"
+
+
+def register() -> None:
+    """Watch the KV caches of this process if the environment asks for it. vLLM calls this in each of its processes."""
+    global _writer
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder or _writer is not None:
+        return
+    _writer = Writer(Path(folder))
+    waiting: dict[str, Callable[[ModuleType], None]] = {_V1: _watch_v1, _V2: _watch_v2, _NIXL: _watch_transfers}
+    # A forked engine has imported some of them before.
+    for name in [name for name in waiting if name in sys.modules]:
+        _safely(waiting.pop(name))(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(waiting))
+
+
+class Writer:
+    """Appends rows to this process's file, in a thread of its own, so that no step of the engine waits for a device."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pid = 0
+        self._rows: queue.SimpleQueue[Callable[[], dict[str, Any]]] = queue.SimpleQueue()
+
+    def put(self, row: Callable[[], dict[str, Any]]) -> None:
+        """Queue a row, which the thread calls to have it."""
+        # A forked process has neither the thread nor the file of its parent.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._rows = queue.SimpleQueue()
+            threading.Thread(target=self._write, name="kv-harness-witness", daemon=True).start()
+        self._rows.put(row)
+
+    def _write(self) -> None:
+        path = self._folder / f"{os.environ.get(NAME_VARIABLE, 'engine')}.{self._pid}.jsonl"
+        # Unbuffered, each row in one write: an engine that is killed leaves whole lines, or one torn at the end.
+        with path.open("ab", buffering=0) as stream:
+            while True:
+                make = self._rows.get()
+                try:
+                    row = make()
+                except Exception as error:
+                    row = {"error": f"{type(error).__name__}: {error}"}
+                stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+
+_writer: Writer | None = None
+
+
+class Layer(NamedTuple):
+    """A layer of attention, and where its cache keeps what."""
+
+    name: str
+    drafter: bool
+    heads: int
+    first_head: int
+    """Number of its first head among those of all ranks."""
+    places: Any
+    """Places in a block, int64 [2 (keys, values), tokens of a kernel block, heads, elements]."""
+    cache: Any
+    """The cache, indexed by kernel block."""
+
+
+class Group(NamedTuple):
+    """A KV-cache group: layers whose requests have one list of blocks."""
+
+    number: int
+    block_size: int
+    layers: tuple[Layer, ...]
+
+
+class Witness:
+    """Notes what the caches of one model runner hold."""
+
+    def __init__(self, runner: Any, writer: Writer) -> None:
+        """Describe the layers of ``runner``, whose caches exist."""
+        self._writer = writer
+        self.groups: list[Group] = []
+        unseen: dict[str, str] = {}
+        drafts = _draft_layers(runner)
+        for index, group in enumerate(runner.kv_cache_config.kv_cache_groups):
+            layers = []
+            for name in group.layer_names:
+                try:
+                    layers.append(_layer(runner, name, name in drafts))
+                except Unseen as error:
+                    unseen[name] = str(error)
+            if layers:
+                self.groups.append(Group(index, group.kv_cache_spec.block_size, tuple(layers)))
+        described = {
+            "witness": FORMAT,
+            "rank": _rank()[0],
+            "ranks": _rank()[1],
+            "groups": [
+                {
+                    "group": g.number,
+                    "block_size": g.block_size,
+                    "layers": [[layer.name, layer.drafter, layer.heads] for layer in g.layers],
+                }
+                for g in self.groups
+            ],
+            "unseen": unseen,
+        }
+        writer.put(lambda: described)
+
+    def note(
+        self,
+        request: str,
+        moment: str,
+        blocks: Sequence[Sequence[int]],
+        tokens: int,
+        received: Sequence[Sequence[int]] | None = None,
+        prompt: str = "",
+    ) -> None:
+        """Note what the blocks of a request, by group, hold of its first tokens. ``received`` are those of its blocks
+        that came from another engine, ``prompt`` is the name of its prompt (``_name``)."""
+        noted = [self._noted(group, list(blocks[group.number]), tokens) for group in self.groups]
+        row: dict[str, Any] = {"request": request, "prompt": prompt, "moment": moment}
+        if received is not None:
+            row["received"] = [
+                [i for i, block in enumerate(blocks[g.number]) if block in set(received[g.number])]
+                if g.number < len(received)
+                else []
+                for g in self.groups
+            ]
+        self._writer.put(functools.partial(_row, row, [n for n in noted if n is not None]))
+
+    def _noted(self, group: Group, blocks: list[int], tokens: int) -> tuple[Any, ...] | None:
+        import torch
+
+        end = min(len(blocks) * group.block_size, tokens)
+        if end <= 0:
+            return None
+        cells = -(-end // CELL)
+        positions = torch.arange(cells * CELL)
+        of_block = torch.tensor(blocks)[(positions // group.block_size).clamp(max=len(blocks) - 1)]
+        # A block that a window has left is the null block, whose content belongs to nobody.
+        counted = (positions < end) & (of_block != _NULL_BLOCK)
+        digests, sketches = [], []
+        marks = [torch.zeros(len(positions), dtype=torch.int64) for _ in range(2)]
+        for number, layer in enumerate(group.layers):
+            device = layer.cache.device
+            size = layer.places.shape[1]
+            kernel = (of_block * group.block_size + positions % group.block_size) // size
+            pages = layer.cache[kernel.to(device)].reshape(len(positions), -1)
+            places = layer.places[:, (positions % size).to(device)]
+            for kind in range(2):
+                raw = pages.gather(1, places[kind].reshape(len(positions), -1))
+                raw = raw.reshape(len(positions), layer.heads, -1)
+                raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
+                sums = _sums(raw, layer.first_head)
+                digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
+                sketches.append(_sketch(raw, cells, layer.first_head))
+                share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
+                marks[layer.drafter] = marks[layer.drafter].to(device) + share
+        return group.number, counted, torch.stack(digests), torch.stack(sketches), marks
+
+
+def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return a row with its tensors as text. Waits for the device."""
+    import torch
+
+    groups = []
+    for index, counted, digests, sketches, marks in noted:
+        groups.append(
+            {
+                "group": index,
+                "counted": _text(counted.to(torch.uint8)),
+                "digests": _text(digests),
+                "sketches": _text(sketches),
+                "marks": [_text((m >> 32).to(torch.int32)) for m in marks],
+            }
+        )
+    return {**row, "groups": groups}
+
+
+def _text(tensor: Any) -> str:
+    """Return a tensor's bytes, little-endian, in base 64."""
+    return base64.b64encode(tensor.contiguous().cpu().numpy().tobytes()).decode()
+
+
+class Unseen(Exception):
+    """The content of a layer's cache cannot be told."""
+
+
+def _rank() -> tuple[int, int]:
+    from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    return get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+
+
+def _draft_layers(runner: Any) -> set[str]:
+    for drafter in (getattr(runner, "drafter", None), getattr(runner, "speculator", None)):
+        for names in ("_draft_attn_layer_names", "draft_attn_layer_names"):
+            if found := getattr(drafter, names, None):
+                return set(found)
+    return set()
+
+
+def _layer(runner: Any, name: str, drafter: bool) -> Layer:
+    """Describe a layer. Raises Unseen when its cache is not one of keys and values, or its backend does not say where
+    it puts them."""
+    module = runner.compilation_config.static_forward_context[name]
+    cache = module.kv_cache
+    if isinstance(cache, (list, tuple)):
+        if len(cache) != 1:
+            raise Unseen(f"its cache is {len(cache)} tensors, as that of recurrent state")
+        cache = cache[0]
+    impl = getattr(module, "impl", None)
+    if not hasattr(impl, "do_kv_cache_update") or not hasattr(module, "num_kv_heads") or cache.dim() != 4:
+        raise Unseen(f"{type(module).__name__} does not keep keys and values by head")
+    places = _places(module, impl, cache)
+    return Layer(name, drafter, places.shape[2], _rank()[0] * places.shape[2], places, cache)
+
+
+def _places(module: Any, impl: Any, cache: Any) -> Any:
+    """Return where the backend puts each element of a block: int64 [2 (keys, values), tokens, heads, elements].
+
+    The backend itself writes numbered keys and values into a block of its own, as many times as the numbers have digits
+    that the cache's type holds exactly.
+    """
+    import torch
+
+    tokens, heads, size = cache.shape[2], module.num_kv_heads, module.head_size
+    count = 2 * tokens * heads * size
+    if cache.element_size() < 2 or not cache.dtype.is_floating_point:
+        raise Unseen(f"its cache is of {cache.dtype}, whose layout is not found out yet")
+    if cache[0].numel() != count:
+        raise Unseen(f"its blocks have {cache[0].numel()} elements where keys and values have {count}")
+    numbers = torch.arange(count, device=cache.device).reshape(2, tokens, heads, size)
+    slots = torch.arange(tokens, 2 * tokens, device=cache.device)
+    found = torch.zeros(count, dtype=torch.int64, device=cache.device)
+    base, scale = 128, 1
+    while scale < count:
+        digits = ((numbers // scale) % base + 1).to(cache.dtype)
+        scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
+        impl.do_kv_cache_update(module, digits[0].contiguous(), digits[1].contiguous(), scratch, slots)
+        found += (scratch[1].reshape(-1).to(torch.int64) - 1) * scale
+        scale *= base
+    places = torch.argsort(found)
+    if not torch.equal(found[places], torch.arange(count, device=cache.device)):
+        raise Unseen("its backend does not write each element of a block once")
+    return places.reshape(2, tokens, heads, size)
+
+
+@functools.lru_cache(maxsize=256)
+def _factors(count: int, seed: int, device: Any) -> Any:
+    """Return odd factors of 64 bits, int64 [count], by SplitMix64 (Steele, Lea and Flood, 2014)."""
+    import torch
+
+    out = []
+    state = seed << 32
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = state
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        z = (z ^ (z >> 31)) | 1
+        out.append(z - 2**64 if z >= 2**63 else z)
+    return torch.tensor(out, dtype=torch.int64, device=device)
+
+
+def _sums(raw: Any, first_head: int) -> Any:
+    """Return the sum of a head's elements, as integers, times their factors: [tokens, heads, elements] to int64
+    [tokens, heads]."""
+    import torch
+
+    _, heads, size = raw.shape
+    integers = raw.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
+    factors = _factors((first_head + heads) * size, 3, raw.device)[first_head * size :].reshape(heads, size)
+    return (integers * factors).sum(-1)
+
+
+def _sketch(raw: Any, cells: int, first_head: int) -> Any:
+    """Return the sketches of [cells * CELL, heads, elements]: half precision [cells, SKETCH]."""
+    import torch
+
+    _, heads, size = raw.shape
+    signs = _signs((first_head + heads) * size, 5, raw.device)[first_head * size :]
+    rows = raw.reshape(cells * CELL, heads * size).to(torch.float32) @ signs
+    return (rows.reshape(cells, CELL, SKETCH) * _signs(CELL, 9, raw.device)).sum(1).to(torch.float16)
+
+
+@functools.lru_cache(maxsize=256)
+def _signs(count: int, seed: int, device: Any) -> Any:
+    """Return random signs, float32 [count, SKETCH]."""
+    import torch
+
+    bits = (_factors(count, seed, device)[:, None] >> torch.arange(20, 20 + SKETCH, device=device)) & 1
+    return (2 * bits - 1).to(torch.float32)
+
+
+_witnesses: dict[int, Witness] = {}
+_prompts: dict[str, str] = {}
+"""Names of the prompts of the requests under way."""
+_received: dict[str, Sequence[Sequence[int]]] = {}
+"""Blocks by group that another engine has filled for a request which has not begun yet."""
+
+
+def _of(runner: Any) -> Witness | None:
+    """Return the witness of a runner whose caches exist; None before, and in an engine that it failed in."""
+    if id(runner) not in _witnesses:
+        if not getattr(runner, "kv_caches", None) or _writer is None:
+            return None
+        _witnesses[id(runner)] = Witness(runner, _writer)
+    return _witnesses[id(runner)]
+
+
+def _safely(work: Callable[..., None]) -> Callable[..., None]:
+    """Make a function that never raises: an engine must not end because it is watched. The judge is told instead."""
+
+    @functools.wraps(work)
+    def safe(*args: Any) -> None:
+        try:
+            work(*args)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if _writer is not None:
+                _writer.put(lambda: {"error": words})
+
+    return safe
+
+
+@_safely
+def _ended(runner: Any, step: Any) -> None:
+    witness = _of(runner)
+    for request in step.finished_req_ids if witness is not None else ():
+        found, name = _blocks(runner, request), _prompts.pop(request, "")
+        if found is not None and witness is not None:
+            blocks, prompt = found
+            witness.note(request, "end", blocks, prompt, prompt=name)
+
+
+def _blocks(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
+    """Return the blocks of a request that a runner knows, by group, and the length of its prompt."""
+    return _blocks_v1(runner, request) if hasattr(runner, "requests") else _blocks_v2(runner, request)
+
+
+def _blocks_v1(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
+    state = runner.requests.get(request)
+    return None if state is None else ([list(group) for group in state.block_ids], state.num_prompt_tokens)
+
+
+def _blocks_v2(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
+    row = runner.req_states.req_id_to_index.get(request)
+    if row is None:
+        return None
+    tables, counts = runner.block_tables.block_tables, runner.block_tables.num_blocks.np
+    groups = [table.gpu[row, : counts[group, row]].tolist() for group, table in enumerate(tables)]
+    return groups, int(runner.req_states.prompt_len.np[row])
+
+
+@_safely
+def _begun(runner: Any, step: Any) -> None:
+    witness = _of(runner)
+    if witness is None:
+        return
+    unwritten = _unwritten(runner, step)
+    for request in step.scheduled_new_reqs:
+        name = _prompts[request.req_id] = _name(request.prompt_token_ids)
+        received = _received.pop(request.req_id, None)
+        if count := request.num_computed_tokens:
+            if received is not None:
+                # D computes the last token of a prompt again, of which it has received the KV.
+                count = min(_length(request), count + 1)
+            written = _but(request.block_ids, unwritten)
+            witness.note(request.req_id, "begin", written, count, received, name)
+    resumed = step.scheduled_cached_reqs
+    for id_, count, blocks in zip(resumed.req_ids, resumed.num_computed_tokens, resumed.new_block_ids, strict=True):
+        if id_ in resumed.resumed_req_ids and count and blocks is not None:
+            written = _but(blocks, unwritten)
+            witness.note(id_, "begin", written, count, _received.pop(id_, None), _prompts.get(id_, ""))
+
+
+def _unwritten(runner: Any, step: Any) -> set[int]:
+    """Return the blocks that requests compute in this step: others of the step may find them in the prefix cache."""
+    computed = {r.req_id: r.num_computed_tokens for r in step.scheduled_new_reqs}
+    cached = step.scheduled_cached_reqs
+    computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
+    out: set[int] = set()
+    for request, count in computed.items():
+        found = _blocks(runner, request)
+        for group, size in zip(found[0], sizes, strict=True) if found is not None else ():
+            out.update(group[count // size :])
+    return out
+
+
+def _but(blocks: Sequence[Sequence[int]], unwritten: set[int]) -> list[list[int]]:
+    """Return the blocks of a request with the null block for those that are not written yet."""
+    return [[_NULL_BLOCK if block in unwritten else block for block in group] for group in blocks]
+
+
+def _name(prompt: Sequence[int] | None) -> str:
+    """Return a name of a prompt: of its token ids in decimal, the first 64 bits of SHA-256."""
+    return hashlib.sha256(",".join(map(str, prompt or ())).encode()).hexdigest()[:16]
+
+
+def _length(request: Any) -> int:
+    tokens = request.prompt_token_ids
+    return len(tokens) if tokens is not None else request.num_computed_tokens
+
+
+def _watch_v1(module: ModuleType) -> None:
+    original = module.GPUModelRunner._update_states
+
+    @functools.wraps(original)
+    def update_states(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        _ended(self, scheduler_output)
+        result = original(self, scheduler_output, *args, **kwargs)
+        _begun(self, scheduler_output)
+        return result
+
+    module.GPUModelRunner._update_states = update_states
+
+
+def _watch_v2(module: ModuleType) -> None:
+    finish, update = module.GPUModelRunner.finish_requests, module.GPUModelRunner.update_requests
+
+    @functools.wraps(finish)
+    def finish_requests(self: Any, scheduler_output: Any) -> Any:
+        _ended(self, scheduler_output)
+        return finish(self, scheduler_output)
+
+    @functools.wraps(update)
+    def update_requests(self: Any, scheduler_output: Any) -> Any:
+        result = update(self, scheduler_output)
+        _begun(self, scheduler_output)
+        return result
+
+    module.GPUModelRunner.finish_requests = finish_requests
+    module.GPUModelRunner.update_requests = update_requests
+
+
+def _watch_transfers(module: ModuleType) -> None:
+    original = module.NixlBaseConnectorWorker.get_transfer_results
+
+    @functools.wraps(original)
+    def get_transfer_results(self: Any) -> Any:
+        waiting = {r: [list(g) for g in meta.local_block_ids] for r, meta in self._recving_metadata.items()}
+        results = original(self)
+        for request in results.finished_recving or ():
+            if request in waiting and request not in (getattr(results, "failed_recving", None) or ()):
+                _received[request] = waiting[request]
+        return results
+
+    module.NixlBaseConnectorWorker.get_transfer_results = get_transfer_results
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Watches modules right after they are executed: importing them all would cost the API server seconds."""
+
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._waiting = waiting
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        watch = self._waiting.pop(fullname, None)
+        if watch is None:
+            return None
+        # Popped first, because the lookup below comes through here again and must find the real module.
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _safely(watch)(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,228 @@
+"""What the KV caches of a run's engines held, as their plugin wrote it (``kv_harness_witness``)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from harness.errors import DataError
+from harness.history.index import LONGEST_LINE
+from harness.history.layout import witness_files
+from harness.util import json_io
+from harness.util.strict import Strict, describe_validation_error
+
+_Model = TypeVar("_Model", bound=Strict)
+Moment = Literal["begin", "end"]
+CELL = 16
+"""Tokens in a cell."""
+_SKETCH = 8
+_REQUEST = re.compile(r"(?:chat)?cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?")
+"""How vLLM names the request that came with an X-Request-Id: which choice, and since 0.12 something random."""
+
+
+_ROUTED = "___prefill_addr_"
+"""How the names of requests begin that vllm-router sends to a pair: with its addresses, whatever its client sent."""
+
+
+class KVLayer(NamedTuple):
+    """A layer of attention with a KV cache."""
+
+    name: str
+    drafter: bool
+
+
+class NotedGroup(NamedTuple):
+    """What the layers of a KV-cache group held of the first tokens of a request."""
+
+    layers: tuple[KVLayer, ...]
+    block_size: int
+    counted: NDArray[np.bool_]
+    """Whether each token counts: those in blocks that a window has left do not, nor what fills the last cell up."""
+    digests: NDArray[np.uint64]
+    """[layers, 2 (keys, values), cells, heads]"""
+    sketches: NDArray[np.float32]
+    """[layers, 2, cells, projections]"""
+    marks: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None
+    """By token: of the target's layers together, and of the drafter's. None where several ranks noted a part each."""
+    received: frozenset[int] | None
+    """The request's blocks that another engine filled; None where none was asked to."""
+
+
+class Noted(NamedTuple):
+    """What an engine's KV caches held of a request at a moment."""
+
+    groups: tuple[NotedGroup, ...]
+
+
+class _Place(NamedTuple):
+    path: Path
+    offset: int
+    rank: int
+
+
+class _GroupOfFile(Strict):
+    group: int
+    block_size: int
+    layers: tuple[tuple[str, bool, int], ...]
+
+
+class _Header(Strict):
+    witness: Literal[1]
+    rank: int
+    ranks: int
+    groups: tuple[_GroupOfFile, ...]
+    unseen: dict[str, str]
+
+
+class _GroupRow(Strict):
+    group: int
+    counted: str
+    digests: str
+    sketches: str
+    marks: tuple[str, str]
+
+
+class _Row(Strict):
+    request: str
+    prompt: str
+    moment: Moment
+    received: tuple[tuple[int, ...], ...] | None = None
+    groups: tuple[_GroupRow, ...]
+
+
+class KVWitness:
+    """The notes of all engines of a run, which are parsed when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Index the notes in a run's folder. Raises DataError for damaged ones."""
+        self._headers: dict[Path, _Header] = {}
+        self._routed: dict[str, dict[str, None]] = defaultdict(dict)
+        """By prompt, the requests that a router named, in the order in which they ended."""
+        self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
+        self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
+        """By group of engines: layers whose caches could not be told apart into keys and values, with the reason."""
+        self.errors: dict[str, list[str]] = defaultdict(list)
+        """By group of engines: what went wrong in the plugin."""
+        for path in witness_files(folder):
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        engines = path.name.split(".")[0]
+        for offset, row in _lines(path):
+            if "error" in row:
+                self.errors[engines].append(str(row["error"]))
+            elif "witness" in row:
+                self._headers[path] = _validated(_Header, row, path)
+                self.unseen[engines] |= self._headers[path].unseen
+            elif path not in self._headers:
+                raise DataError(f"{path}: expected the layers of the engine in the first line, found a request")
+            else:
+                named = _REQUEST.fullmatch(str(row.get("request")))
+                request = named["id"] if named else str(row.get("request"))
+                if request.startswith(_ROUTED) and row.get("moment") == "end":
+                    self._routed[str(row.get("prompt"))][request] = None
+                side = _side(path.name.split(".")[1])
+                place = _Place(path, offset, self._headers[path].rank)
+                self._places[request, side, row.get("moment", "")].append(place)
+
+    def routed(self, prompt: Sequence[int]) -> list[str]:
+        """Return the requests of a prompt that a router has named, in the order in which they ended on an engine."""
+        name = hashlib.sha256(",".join(map(str, prompt)).encode()).hexdigest()[:16]
+        return list(self._routed.get(name, ()))
+
+    def noted(self, request: str, role: str, moment: Moment) -> list[Noted]:
+        """Return what the engine of a role noted of a request at a moment, in order: several of one that was preempted.
+        Raises DataError for damaged notes."""
+        by_rank: dict[int, list[Noted]] = defaultdict(list)
+        for place in self._places.get((request, _side(role), moment), ()):
+            by_rank[place.rank].append(self._parsed(place))
+        return [_whole(parts) for parts in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=False)]
+
+    def _parsed(self, place: _Place) -> Noted:
+        with place.path.open("rb") as stream:
+            stream.seek(place.offset)
+            row = _validated(_Row, json_io.loads(stream.readline(LONGEST_LINE).decode()), place.path)
+        groups = {g.group: g for g in self._headers[place.path].groups}
+        order = [g.group for g in self._headers[place.path].groups]
+        noted = []
+        for found in row.groups:
+            if found.group not in groups:
+                raise DataError(f"{place.path}: expected a group of its layers, found {found.group}")
+            received = None if row.received is None else frozenset(row.received[order.index(found.group)])
+            noted.append(_group(groups[found.group], found, received, place.path))
+        return Noted(tuple(noted))
+
+
+def _side(role: str) -> str:
+    """Return which engine of a pair a role is: a single cell is asked of D."""
+    return "prefill" if "prefill" in role else "decode"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the offset and content of each complete line; what an engine was writing when it was killed is left out."""
+    with path.open("rb") as stream:
+        while True:
+            offset = stream.tell()
+            line = stream.readline(LONGEST_LINE)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json_io.loads(line.decode())
+            except ValueError as error:
+                raise DataError(f"{path}: expected JSON, found damaged data ({error})") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}: expected objects, found {type(row).__name__}")
+            yield offset, row
+
+
+def _validated(model: type[_Model], row: Mapping[str, Any], path: Path) -> _Model:
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        raise DataError(f"{path}: found damaged data:\n{describe_validation_error(error)}") from error
+
+
+def _array(text: str, dtype: str, path: Path) -> NDArray[Any]:
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    except ValueError as error:
+        raise DataError(f"{path}: expected numbers in base 64, found damaged data ({error})") from error
+
+
+def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | None, path: Path) -> NotedGroup:
+    counted = _array(found.counted, "u1", path).astype(bool)
+    cells, layers = len(counted) // CELL, tuple(KVLayer(name, drafter) for name, drafter, _ in known.layers)
+    marks = tuple(_array(mark, "<u4", path) for mark in found.marks)
+    try:
+        digests = _array(found.digests, "<u8", path).reshape(len(layers), 2, cells, known.layers[0][2])
+        sketches = _array(found.sketches, "<f2", path).reshape(len(layers), 2, cells, _SKETCH).astype(np.float32)
+    except ValueError as error:
+        raise DataError(f"{path}: expected {len(layers)} layers of {cells} cells, found another number") from error
+    if any(len(mark) != len(counted) for mark in marks):
+        raise DataError(f"{path}: expected a mark for each of {len(counted)} tokens, found another number")
+    return NotedGroup(layers, known.block_size, counted, digests, sketches, (marks[0], marks[1]), received)
+
+
+def _whole(parts: tuple[Noted, ...]) -> Noted:
+    """Return what the ranks of an engine noted, each of its own heads, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    groups = []
+    for of_ranks in zip(*(part.groups for part in parts), strict=True):
+        groups.append(
+            of_ranks[0]._replace(
+                digests=np.concatenate([g.digests for g in of_ranks], axis=-1),
+                sketches=np.sum([g.sketches for g in of_ranks], axis=0),
+                marks=None,
+            )
+        )
+    return Noted(tuple(groups))

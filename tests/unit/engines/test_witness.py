@@ -1,0 +1,144 @@
+"""The plugin that notes what KV caches hold, on caches of stand-in engines, and what is read from its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.engines.witness import kv_harness_witness as plugin
+from harness.history.witness import CELL, KVWitness, Noted
+from harness.observed.kv_notes import compare_notes
+from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, kv_of
+
+
+@pytest.fixture(autouse=True)
+def _as_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plugin, "_rank", lambda: (0, 1))
+    threads = torch.get_num_threads()
+    # Several wait for each other, long beside other work.
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _noted(
+    folder: Path, runner: StandInRunner, role: str, moment: str = "end", received: Sequence[int] | None = None
+) -> Noted:
+    witness = plugin.Witness(runner, AtOnce(folder, role))
+    given = None if received is None else [received]
+    witness.note(f"cmpl-{role}-0-0a1b2c3d", moment, [runner.blocks], PROMPT, given)
+    (first,) = KVWitness(folder).noted(role, role, moment)  # type: ignore[arg-type]
+    return first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [16, 32, 48])
+@pytest.mark.parametrize("way", ["side by side", "keys transposed"])
+def test_notes_do_not_depend_on_layout_or_block_size(
+    tmp_path: Path, way: str, block_size: int, dtype: torch.dtype
+) -> None:
+    kv = kv_of(1, dtype=dtype)
+    ours = _noted(tmp_path, StandInRunner(kv, block_size, way), "decode")
+    theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    found = compare_notes(ours, theirs)
+    assert found.cells == 6 * len(LAYERS)
+    assert not found.differs
+
+
+@pytest.mark.parametrize("token", [0, 15, 16, 47, 80, PROMPT - 1])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_one_element_is_named_by_layer_kind_head_and_token(tmp_path: Path, token: int, kind: int) -> None:
+    kv = kv_of(2)
+    other = kv.clone()
+    other[1, kind, token, 2, 5] *= 1.001
+    found = compare_notes(
+        _noted(tmp_path, StandInRunner(other, 32), "decode"), _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    )
+    (place,) = found.places
+    assert (place.layer.name, place.layer.drafter, place.values) == (LAYERS[1], False, bool(kind))
+    assert (place.cell, place.heads, found.tokens, found.blocks) == (token // CELL, (2,), (token,), (token // 32,))
+    assert place.distance < 0.01
+
+
+def test_what_is_behind_the_prompt_does_not_count(tmp_path: Path) -> None:
+    kv = kv_of(3)
+    other = kv.clone()
+    other[:, :, PROMPT:] = 7
+    found = compare_notes(
+        _noted(tmp_path, StandInRunner(other, 32), "decode"), _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    )
+    assert not found.differs
+
+
+def test_zeros_and_shifts_are_told(tmp_path: Path) -> None:
+    kv = kv_of(4)
+    lost, shifted = kv.clone(), kv.clone()
+    lost[0, 0, :32] = 0
+    shifted[:, :, 32:64] = kv[:, :, :32]
+    theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    found = compare_notes(_noted(tmp_path / "a", StandInRunner(lost, 32), "decode"), theirs)
+    assert all(p.zeros and p.elsewhere is None and p.distance == pytest.approx(1, abs=1e-2) for p in found.places)
+    assert {(p.cell, p.values) for p in found.places} == {(0, False), (1, False)}
+    found = compare_notes(_noted(tmp_path / "b", StandInRunner(shifted, 32), "decode"), theirs)
+    assert {(p.cell, p.elsewhere) for p in found.places} == {(2, 0), (3, 1)}
+    assert found.tokens == tuple(range(32, 64))
+    assert {p.layer.drafter for p in found.places} == {False, True}
+
+
+def test_only_received_blocks_are_compared_where_asked(tmp_path: Path) -> None:
+    kv = kv_of(5)
+    other = kv.clone()
+    other[:, :, :32] = 0
+    runner = StandInRunner(other, 32)
+    ours = _noted(tmp_path, runner, "decode", "begin", received=runner.blocks[1:])
+    theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    assert not compare_notes(ours, theirs, received=True).differs
+    assert compare_notes(ours, theirs).blocks == (0,)
+
+
+def test_an_engine_without_a_drafter_is_compared_in_the_targets_layers(tmp_path: Path) -> None:
+    kv = kv_of(6)
+    other = kv.clone()
+    other[2] = 0
+    ours = _noted(tmp_path, StandInRunner(other, 32), "decode")
+    plain = _noted(tmp_path, StandInRunner(kv, 32, draft=False), "prefill")
+    found = compare_notes(ours, plain, drafter=False)
+    assert found.cells == 6 * 2
+    assert not found.differs
+
+
+def test_rounding_is_within_a_bound_and_a_lost_head_is_not(tmp_path: Path) -> None:
+    kv = kv_of(7)
+    rounded, lost = kv * (1 + 1e-6), kv.clone()
+    lost[1, 0, 40, 0] = 0
+    theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
+    ours = _noted(tmp_path / "a", StandInRunner(rounded, 32), "decode")
+    assert compare_notes(ours, theirs).differs
+    assert not compare_notes(ours, theirs, bound=2e-3).differs
+    (place,) = compare_notes(_noted(tmp_path / "b", StandInRunner(lost, 32), "decode"), theirs, bound=2e-3).places
+    assert place.distance > 0.05
+    assert place.heads == (0,)
+
+
+def test_tokens_of_cells_that_reach_further_on_one_side_are_compared(tmp_path: Path) -> None:
+    kv = kv_of(8)
+    other = kv.clone()
+    other[0, 0, 81] = 0
+    runner = StandInRunner(other, 32)
+    plugin.Witness(runner, AtOnce(tmp_path, "decode")).note("cmpl-x-0", "end", [runner.blocks], PROMPT - 1)
+    (ours,) = KVWitness(tmp_path).noted("x", "decode", "end")
+    found = compare_notes(ours, _noted(tmp_path, StandInRunner(kv, 32), "prefill"))
+    assert (found.places, found.tokens) == ((), (81,))
+
+
+def test_a_cache_of_another_kind_is_named_and_not_noted(tmp_path: Path) -> None:
+    runner = StandInRunner(kv_of(9), 32)
+    runner.layers[LAYERS[0]].kv_cache = [torch.zeros(3), torch.zeros(3)]
+    runner.layers[LAYERS[1]].impl.way = "of one"
+    plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+    unseen = KVWitness(tmp_path).unseen["pd-eagle3"]
+    assert unseen[LAYERS[0]] == "its cache is 2 tensors, as that of recurrent state"
+    assert unseen[LAYERS[1]] == "its backend does not write each element of a block once"

@@ -1,0 +1,180 @@
+"""Checks of the KV that engines noted, on stand-in caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.engines.witness import kv_harness_witness as plugin
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging.checks import kv
+from harness.judging.checks.registry import judge_cell
+from tests.support.builders import history, observation, view, with_profile
+from tests.support.kv_caches import AtOnce, kv_of, write_notes
+
+_TOKENS = 83
+
+
+@pytest.fixture(autouse=True)
+def _as_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plugin, "_rank", lambda: (0, 1))
+    threads = torch.get_num_threads()
+    # Several wait for each other, long beside other work.
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Run:
+    """A run of a pair, its single engine and the plain one, whose KV a test may damage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kv = kv_of(1)
+        self.prefill, self.decode, self.single = self.kv.clone(), self.kv.clone(), self.kv.clone()
+        self.plain = self.kv.clone()
+        self.received: list[int] | None = [0, 1, 2]
+        self.silent: set[str] = set()
+
+    def view(self, cell: str = "pd-eagle3"):
+        answers = [observation(name, _TOKENS) for name in ("pd-eagle3", "single-eagle3", "single-none")]
+        requests = {o.cell: o.legs[-1].request_id for o in answers}
+        for role, of, held, moments in (
+            ("prefill", "pd-eagle3", self.prefill, ("end",)),
+            ("decode", "pd-eagle3", self.decode, ("begin", "end")),
+            ("single", "single-eagle3", self.single, ("end",)),
+            ("single", "single-none", self.plain, ("end",)),
+        ):
+            kept = [m for m in moments if f"{of} {role} {m}" not in self.silent]
+            writer = AtOnce(self.folder, role, of)
+            write_notes(writer, held, requests[of], _TOKENS, self.received, kept, draft=of != "single-none")
+        made = with_profile(history(answers, folder=self.folder), witness="kv")
+        return view(made, cell)
+
+    def handed_over(self):
+        return kv.kv_handed_over(self.view())
+
+    def computed(self, cell: str = "pd-eagle3"):
+        return kv.kv_computed(self.view(cell))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_equal_caches_pass(run: Run):
+    cell = run.view()
+    over, computed = kv.kv_handed_over(cell), kv.kv_computed(cell)
+    assert (over.verdict, over.judged) == (Verdict.PASS, 1)
+    assert (computed.verdict, computed.judged) == (Verdict.PASS, 1)
+    assert over.note == "18 cells of 16 tokens of a layer compared"
+
+
+def test_one_changed_element_of_a_hand_off_is_located(run: Run):
+    run.decode[1, 0, 40, 2, 3] += 1e-3
+    found = run.handed_over()
+    (finding,) = found.findings
+    assert (found.verdict, finding.damage, finding.verdict) == (Verdict.REGRESSION, "target-kv", Verdict.REGRESSION)
+    assert "other keys in layer model.layers.1.attn in head 2 in block 1 of 3 (tokens 40)" in finding.message
+    assert finding.location.blocks == (1,) and finding.location.of == 3 and finding.location.position == 40
+
+
+def test_damage_to_the_drafter_alone_is_of_that_class(run: Run):
+    run.decode[2, 1, 5] = 0
+    (finding,) = run.handed_over().findings
+    assert finding.damage == "drafter-kv"
+    cell = run.view()
+    assert judge_cell(cell).diagnosis.damage == "drafter-kv"
+
+
+def test_lost_and_shifted_blocks_are_named(run: Run):
+    run.decode[:, :, 32:64] = 0
+    assert "block 1 of 3 (tokens 32 to 63): zeros" in run.handed_over().findings[0].message
+
+
+def test_blocks_of_elsewhere_are_named(run: Run):
+    run.decode[:, :, :32] = run.kv[:, :, 32:64]
+    (finding,) = run.handed_over().findings
+    assert "block 0 holds what P has in block 1, +1 blocks away" in finding.message
+    assert finding.location.shift == 1
+
+
+def test_blocks_that_were_not_sent_are_left_to_the_other_check(run: Run):
+    run.received = [1, 2]
+    run.decode[0, 0, 3] = 0
+    assert run.handed_over().verdict is Verdict.PASS
+    found = run.computed()
+    assert found.verdict is Verdict.REGRESSION
+    assert (
+        "expected the decode engine to hold before its first step what single-none computed"
+        in found.findings[0].message
+    )
+    assert len(found.findings) == 1
+
+
+@pytest.mark.parametrize("side", ["pd-eagle3 prefill end", "pd-eagle3 decode begin"])
+def test_a_hand_off_without_a_note_is_unknown(run: Run, side: str):
+    run.silent.add(side)
+    found = run.handed_over()
+    assert found.verdict is Verdict.UNKNOWN and len(found.findings) == 1
+
+
+@pytest.mark.parametrize("side", ["pd-eagle3 prefill end", "pd-eagle3 decode end"])
+def test_an_engine_without_a_note_is_unknown(run: Run, side: str):
+    run.silent.add(side)
+    found = run.computed()
+    assert {f.verdict for f in found.findings} == {Verdict.UNKNOWN}
+    assert f"expected a note of the {side.split()[1]} engine" in found.findings[0].message
+
+
+def test_without_any_reference_nothing_passes(run: Run):
+    run.silent |= {"single-none single end", "single-eagle3 single end"}
+    found = run.computed()
+    assert (found.verdict, found.judged) == (Verdict.UNKNOWN, 0)
+
+
+def test_a_single_engine_is_judged_by_the_plain_one(run: Run):
+    run.single[0, 1, 50, 1] = 0
+    found = run.computed("single-eagle3")
+    assert found.verdict is Verdict.REGRESSION and found.findings[0].damage == "target-kv"
+
+
+def test_rounding_is_no_finding_for_what_was_computed_and_one_for_what_was_sent(run: Run):
+    run.prefill *= 1 + 1e-6
+    assert run.computed().verdict is Verdict.PASS
+    assert run.handed_over().verdict is Verdict.REGRESSION
+
+
+def test_an_error_of_the_plugin_and_a_layer_that_it_cannot_read_are_unknown(run: Run):
+    cell = run.view()
+    with (run.folder / "witness" / "pd-eagle3.decode.1.jsonl").open("a") as stream:
+        stream.write('{"error":"OSError: no space"}\n')
+    found = kv.kv_handed_over(cell)
+    assert found.verdict is Verdict.UNKNOWN and "OSError: no space" in found.findings[0].message
+
+
+def test_the_checks_apply_where_the_profile_asks_for_notes(run: Run):
+    cell = run.view()
+    assert {kv.HANDED_OVER, kv.COMPUTED} <= {r.check for r in judge_cell(cell).results}
+    without = view(history([observation("pd-eagle3", _TOKENS)], folder=run.folder), "pd-eagle3")
+    assert not {kv.HANDED_OVER, kv.COMPUTED} & {r.check for r in judge_cell(without).results}
+
+
+def test_the_last_entry_of_a_drafter_may_follow_another_answer(run: Run):
+    run.decode[2, :, _TOKENS - 1] += 1
+    run.prefill = run.decode
+    cell = run.view()
+    assert kv.kv_computed(cell).verdict is Verdict.REGRESSION
+    answered = cell.history.of("pd-eagle3")[f"p{_TOKENS}"]
+    other = answered.model_copy(
+        update={"legs": (*answered.legs[:-1], answered.legs[-1].model_copy(update={"output_ids": (9, 9)}))}
+    )
+    assert isinstance(other, Observation)
+    changed = [other, *(o for o in cell.history.observations if o.cell != "pd-eagle3")]
+    made = with_profile(history(changed, folder=run.folder), witness="kv")
+    assert kv.kv_computed(view(made, "pd-eagle3")).verdict is Verdict.PASS
