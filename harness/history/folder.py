@@ -148,6 +148,20 @@ class History(Strict):
         scored = RESCORE if self.run.rescore or self.run.rounding else None
         return [place for place in self._places() if place not in planned and place[1] != scored]
 
+    def first_answers(self, cell: str) -> dict[tuple[int, ...], Observation]:
+        """Return the answers of a cell by prompt: of several the cold one, else the first."""
+        if cell not in self._first_answers:
+            found: dict[tuple[int, ...], Observation] = {}
+            for o in sorted(self.in_order(cell), key=lambda o: o.scenario != COLD):
+                if o.error is None and o.route == "cell" and o.scenario != RESCORE and o.final is not None:
+                    found.setdefault(o.sent_ids, o)
+            self._first_answers[cell] = found
+        return self._first_answers[cell]
+
+    @cached_property
+    def _first_answers(self) -> dict[str, dict[tuple[int, ...], Observation]]:
+        return {}
+
     @cached_property
     def kv_witness(self) -> KVWitness:
         """What the engines' KV caches held; without notes where the profile did not ask for them. Raises DataError for

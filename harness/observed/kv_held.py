@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.history.records import COLD, Observation
+from harness.history.records import Observation
 from harness.history.witness import KVWitness, Noted
 from harness.observed.cell import ObservedCell
 
@@ -18,13 +18,16 @@ class Reference(NamedTuple):
     """The first token of its answer."""
 
 
+def _place(o: Observation) -> tuple[str, ...]:
+    return o.cell, o.scenario, o.form, o.key
+
+
 class KVHeld:
     """What the engines of one cell noted of its requests."""
 
     def __init__(self, cell: ObservedCell, witness: KVWitness) -> None:
         self._cell = cell
         self._witness = witness
-        self._asked: dict[str, dict[tuple[int, ...], Observation]] = {}
 
     @property
     def errors(self) -> list[str]:
@@ -54,14 +57,19 @@ class KVHeld:
         return next((n for n in self.found(o, "decode") if any(g.received for g in n.groups)), None)
 
     def reference(self, o: Observation, cell: str) -> Reference | None:
-        """Return what the engine of another cell held of the same prompt, cold if it was asked so; None if it was not
-        asked, or if that is the very same request."""
-        other = self._asked_of(cell).get(tuple(o.sent_ids))
+        """Return what the engine of a cell held of the same prompt, in another request; None if it noted nothing."""
+        other = self.other_answer(o, cell)
         leg = other.final if other is not None else None
-        if other is None or leg is None or any(leg.request_id == mine.request_id for mine in o.legs):
+        noted = self._ended(leg.request_id, leg.role) if leg is not None else None
+        if leg is None or noted is None:
             return None
-        noted = self._ended(leg.request_id, leg.role)
-        return Reference(cell, noted, next(iter(leg.output_ids or ()), None)) if noted is not None else None
+        return Reference(cell, noted, next(iter(leg.output_ids or ()), None))
+
+    def other_answer(self, o: Observation, cell: str) -> Observation | None:
+        """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""
+        other = self._cell.history.first_answers(cell).get(o.sent_ids)
+        same = other is not None and _place(other) == _place(o)
+        return None if same else other
 
     def _request(self, o: Observation, role: str) -> str | None:
         """Return the name that an engine knows a request by."""
@@ -71,15 +79,5 @@ class KVHeld:
         # A router names requests by itself. Its own are told by their prompts, which it may be asked several times.
         asked = [a for a in self._cell.history.in_order(self._cell.id) if a.sent_ids == o.sent_ids]
         named = self._witness.routed(o.sent_ids)
-        at = next((i for i, a in enumerate(asked) if a.sequence == o.sequence), len(named))
+        at = next((i for i, a in enumerate(asked) if _place(a) == _place(o)), len(named))
         return named[at] if len(named) == len(asked) and at < len(named) else None
-
-    def _asked_of(self, cell: str) -> dict[tuple[int, ...], Observation]:
-        if cell not in self._asked:
-            found: dict[tuple[int, ...], Observation] = {}
-            answers = [o for o in self._cell.history.in_order(cell) if o.error is None and o.route == "cell"]
-            for o in sorted(answers, key=lambda o: o.scenario != COLD):
-                if o.final is not None:
-                    found.setdefault(tuple(o.sent_ids), o)
-            self._asked[cell] = found
-        return self._asked[cell]

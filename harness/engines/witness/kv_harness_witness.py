@@ -414,32 +414,34 @@ def _begun(runner: Any, step: Any) -> None:
             if received is not None:
                 # D computes the last token of a prompt again, of which it has received the KV.
                 count = min(_length(request), count + 1)
-            written = _but(request.block_ids, unwritten)
+            written = _but(request.block_ids, unwritten, request.req_id)
             witness.note(request.req_id, "begin", written, count, received, name)
     resumed = step.scheduled_cached_reqs
     for id_, count, blocks in zip(resumed.req_ids, resumed.num_computed_tokens, resumed.new_block_ids, strict=True):
         if id_ in resumed.resumed_req_ids and count and blocks is not None:
-            written = _but(blocks, unwritten)
+            written = _but(blocks, unwritten, id_)
             witness.note(id_, "begin", written, count, _received.pop(id_, None), _prompts.get(id_, ""))
 
 
-def _unwritten(runner: Any, step: Any) -> set[int]:
-    """Return the blocks that requests compute in this step: others of the step may find them in the prefix cache."""
+def _unwritten(runner: Any, step: Any) -> dict[str, set[int]]:
+    """Return, by request, the blocks that it computes in this step, in whole or in part."""
     computed = {r.req_id: r.num_computed_tokens for r in step.scheduled_new_reqs}
     cached = step.scheduled_cached_reqs
     computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
-    out: set[int] = set()
+    out: dict[str, set[int]] = {}
     for request, count in computed.items():
         found = _blocks(runner, request)
-        for group, size in zip(found[0], sizes, strict=True) if found is not None else ():
-            out.update(group[count // size :])
+        groups = zip(found[0], sizes, strict=True) if found is not None else ()
+        out[request] = {block for group, size in groups for block in group[count // size :]}
     return out
 
 
-def _but(blocks: Sequence[Sequence[int]], unwritten: set[int]) -> list[list[int]]:
-    """Return the blocks of a request with the null block for those that are not written yet."""
-    return [[_NULL_BLOCK if block in unwritten else block for block in group] for group in blocks]
+def _but(blocks: Sequence[Sequence[int]], unwritten: dict[str, set[int]], request: str) -> list[list[int]]:
+    """Return the blocks of a request with the null block for those that others are about to write, in which the prefix
+    cache finds them already."""
+    others = {block for other, of in unwritten.items() if other != request for block in of}
+    return [[_NULL_BLOCK if block in others else block for block in group] for group in blocks]
 
 
 def _name(prompt: Sequence[int] | None) -> str:

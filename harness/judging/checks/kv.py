@@ -33,9 +33,17 @@ def watched(cell: CellView) -> bool:
 
 
 def has_reference(cell: CellView) -> bool:
-    """Return whether there are notes of another engine, or state, to compare with."""
-    reference = _target_reference(cell)
-    return watched(cell) and cell.selected(reference) and not (cell.id == reference and cell.cold)
+    """Return whether another answer to one of the prompts is there to compare with."""
+    return watched(cell) and any(
+        cell.kv_held.other_answer(o, other) is not None
+        for o in cell.all_observations()
+        for other in _references(cell).values()
+    )
+
+
+def _references(cell: CellView) -> dict[bool, str]:
+    """Return the cells whose answers show the KV of the target (False), and of the drafter (True)."""
+    return {False: _target_reference(cell), **({True: cell.name.single} if cell.speculative else {})}
 
 
 def _target_reference(cell: CellView) -> str:
@@ -91,8 +99,7 @@ def kv_computed(cell: CellView) -> CheckResult:
 def _computed(cell: CellView, o: Observation, role: str) -> Iterator[tuple[Compared, Finding | None]]:
     """Compare what an engine held of a prompt with what its references did, at each moment."""
     bound = _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
-    others = {False: _target_reference(cell), **({True: cell.name.single} if cell.speculative else {})}
-    for drafter, other in others.items():
+    for drafter, other in _references(cell).items():
         reference = cell.kv_held.reference(o, other)
         if reference is None:
             continue
