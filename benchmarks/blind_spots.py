@@ -1,9 +1,13 @@
 """Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
-python -m benchmarks.blind_spots [-p PROFILE] [METHOD …]
+python -m benchmarks.blind_spots [-p PROFILE] [--places N] [METHOD …]
 
 Real engines of the profile ``cpu``, or of another one with CPU engines, a pair for each method; about two minutes each.
 The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
 damage is seen in none.
+
+With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer. The
+table says how many the KV witness sees and names, and how many every other check together. Exit code 1 if the witness
+misses one.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +28,13 @@ from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.mutation import Mutation
 from harness.engines.session import EngineGroupSession
 from harness.history.folder import History
+from harness.history.layout import witness_files
 from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
+from harness.judging.checks.kv import COMPUTED, HANDED_OVER
 from harness.judging.checks.registry import judge
+from harness.judging.figures import KVDifference
+from harness.judging.findings import Finding
 from harness.judging.known_defects import apply_known
 from harness.judging.references import baselines_for
 from harness.profiles.cells import Cell, EngineGroup, Plan, Role
@@ -60,6 +69,8 @@ _MODULE_INPUTS = {
     "positions": ("zero", "one more"),
     "own KV": ("zero",),
 }
+_WAYS = ("zero", "bit", "token before")
+"""What is done to a token's KV in one head: zeros, the lowest bit of one number, or the token before's."""
 _NOT_READ = {("dflash", "target_token_ids")}
 """Inputs that a proposer is given and does not use: DFlash knows the text from the target's hidden states alone."""
 
@@ -76,7 +87,7 @@ class Damage(Mutation):
         self._plugin = plugin.parent
         self.set({})
 
-    def environment(self, role: Role, engine_prefix: str, folder: Path) -> dict[str, str]:
+    def environment(self, role: Role, engine_prefix: str) -> dict[str, str]:
         if role != "decode":
             return {}
         paths = (str(self._plugin), str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
@@ -112,6 +123,25 @@ class Seen(NamedTuple):
     """Prompts with a finding."""
     asked: int
     checks: tuple[str, ...]
+    named: bool = False
+    """Whether the KV witness names exactly what was damaged."""
+
+    @property
+    def witnessed(self) -> bool:
+        return HANDED_OVER in self.checks
+
+
+def _random_places(
+    layers: Sequence[tuple[str, str]], heads: Mapping[str, int], tokens: int, number: int, seed: int
+) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    """Yield damage to one token in one head of one layer, each way as often."""
+    chosen = random.Random(seed)
+    for at in range(number):
+        (name, owner), part, how = chosen.choice(layers), chosen.choice("KV"), _WAYS[at % len(_WAYS)]
+        # Before the first token of a prompt there is none to take the KV from.
+        token, head = chosen.randrange(how == "token before", tokens), chosen.randrange(heads[name])
+        wanted = {"layer": name, "part": part, "token": str(token), "head": str(head), "how": how}
+        yield f"{owner}, {part}", how, f"{name}, token {token}, head {head}", wanted
 
 
 def _variants(
@@ -163,9 +193,16 @@ def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[
 
 
 def try_method(
-    prepared: Prepared, method: Method, environment: EngineEnvironment, folder: Path, most: int | None
+    prepared: Prepared,
+    method: Method,
+    environment: EngineEnvironment,
+    folder: Path,
+    most: int | None,
+    places: int | None,
+    seed: int,
 ) -> list[Seen]:
-    """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number."""
+    """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number. With
+    ``places``, one prompt is asked with so many random places damaged."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
@@ -182,7 +219,7 @@ def try_method(
             "control",
         )
         session = EngineGroupSession(
-            group, prepared.profile, environment, folder / "logs", progress=reporter.line, mutation=damage
+            group, prepared.profile, environment, folder / "control" / "logs", progress=reporter.line, mutation=damage
         )
         with session:
             record_cells(session, works, recorder, reporter)
@@ -193,10 +230,39 @@ def try_method(
                 raise SystemExit(f"expected the pair to pass without damage, found {judged.verdict}: {judged.cells}")
             # What is known is found without damage, too.
             before = frozenset((f.id, f.message) for f in judged.findings)
-            return [
-                _try(session, works["input" in variant[-1]], control, baselines, before, damage, *variant)
-                for variant in _variants(method, modules_in(prepared.profile, method), damage.layers)
-            ]
+            if places is None:
+                variants = _variants(method, modules_in(prepared.profile, method), damage.layers)
+                return [
+                    _try(session, works["input" in v[-1]], control, baselines, before, damage, *v) for v in variants
+                ]
+            one = works[0]._replace(items=works[0].items[-1:])
+            tokens = one.items[0].prompt.tokens
+            random_places = _random_places(damage.layers, _heads(folder / "control"), tokens, places, seed)
+            return [_try(session, one, control, baselines, before, damage, *v) for v in random_places]
+
+
+def _heads(run: Path) -> dict[str, int]:
+    """Return the number of heads of each layer that the engines have noted."""
+    found: dict[str, int] = {}
+    for path in witness_files(run):
+        header = json.loads(path.open(encoding="utf-8").readline())
+        found |= {name: heads for group in header["groups"] for name, _, heads in group["layers"]}
+    return found
+
+
+def _names(found: Sequence[Finding], wanted: dict[str, str]) -> bool:
+    """Return whether the witness names the layer, keys or values, head and token that were damaged, and no others."""
+    told = [f.evidence for f in found if isinstance(f.evidence, KVDifference) and f.check == HANDED_OVER]
+    kind = {"K": "keys", "V": "values"}.get(wanted.get("part", ""))
+    return (
+        "token" in wanted
+        and bool(told)
+        and all(
+            e.tokens == (int(wanted["token"]),)
+            and [(p.layer, p.kind, p.heads) for p in e.places] == [(wanted["layer"], kind, (int(wanted["head"]),))]
+            for e in told
+        )
+    )
 
 
 def _try(
@@ -221,7 +287,19 @@ def _try(
         f for f in judge(history, baselines).findings if f.cell == work.cell.id and (f.id, f.message) not in before
     ]
     checks = tuple(dict.fromkeys(f.check for f in findings))
-    return Seen(what, how, where, applied, len({f.prompt_id for f in findings}), len(fresh), checks)
+    asked = len({f.prompt_id for f in findings})
+    return Seen(what, how, where, applied, asked, len(fresh), checks, _names(findings, wanted))
+
+
+def _table_of_places(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
+    yield "| drafter | damaged | places | seen by `kv-handed-over` | named exactly | seen by any check of words |"
+    yield "|---|---|---|---|---|---|"
+    for method, seens in found.items():
+        for how in _WAYS:
+            here = [s for s in seens if s.how == how]
+            by_words = sum(bool(set(s.checks) - {HANDED_OVER, COMPUTED}) for s in here)
+            counts = (len(here), sum(s.witnessed for s in here), sum(s.named for s in here), by_words)
+            yield f"| {method} | {how} | {' | '.join(map(str, counts))} |"
 
 
 def _table(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
@@ -241,17 +319,28 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-p", "--profile", default="cpu")
     parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage")
+    parser.add_argument("--places", type=int, help="damage so many random places instead")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
     methods = given.methods
     prepared = prepare(given.profile, [], [COLD])
+    prepared = prepared._replace(profile=prepared.profile.model_copy(update={"witness": "kv"}))
     found: dict[str, list[Seen]] = {}
     for method in prepared.profile.methods:
         if methods and method.kind not in methods:
             continue
         environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
         with tempfile.TemporaryDirectory() as folder:
-            found[method.kind] = try_method(prepared, method, environment, Path(folder), given.prompts)
+            found[method.kind] = try_method(
+                prepared, method, environment, Path(folder), given.prompts, given.places, given.seed
+            )
+    if given.places is not None:
+        print(*_table_of_places(found), sep="\n")
+        missed = [(kind, s) for kind, seens in found.items() for s in seens if not s.witnessed]
+        for kind, s in missed:
+            print(f"not seen: {kind}, {s.where}, {s.what}: {s.how}, done {s.applied} times")
+        return 1 if missed else 0
     print(*_table(found), sep="\n")
     tried = [(kind, seen) for kind, seens in found.items() for seen in seens]
     holes = [(kind, seen) for kind, seen in tried if not seen.prompts]

@@ -1,6 +1,7 @@
 """Damage that ``benchmarks.blind_spots`` puts into D: loaded by vLLM as a plugin, told by a file what to do.
 
-The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived,
+The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, with
+``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head,
 ``{"input", "how"}`` for what the drafter is given, or ``{"input", "how", "module"}`` for what one of several modules of
 multi-token prediction is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
 the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
@@ -14,6 +15,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 FILE = "KV_HARNESS_DAMAGE"
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
@@ -71,6 +74,10 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
     wanted = _wanted()
     if "layer" not in wanted:
         return False
+    if "token" in wanted:
+        _damage_token(worker, groups, wanted)
+        _note(".done", "token")
+        return True
     # Block 0 stands for those that a window has left, which are not handed over.
     group = [b for b in groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]] if b]
     at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
@@ -99,6 +106,25 @@ def _damage_block(cache: Any, group: list[int], at: int, part: str, how: str) ->
         chosen[group[at]] = chosen[group[at]].flip(1).clone()
     else:
         chosen[group[at]] = chosen[group[at - 1]].clone()
+
+
+def _damage_token(worker: Any, groups: list[list[int]], wanted: dict[str, str]) -> None:
+    """Damage keys or values of one token in one head: all zero, one bit of one, or those of the token before."""
+    from harness.engines.witness import kv_harness_witness
+
+    module = worker.vllm_config.compilation_config.static_forward_context[wanted["layer"]]
+    cache = module.kv_cache[0] if isinstance(module.kv_cache, (list, tuple)) else module.kv_cache
+    places = kv_harness_witness._places(module, module.impl, cache)["KV".index(wanted["part"])]
+    group = groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]]
+    block, at = divmod(int(wanted["token"]), places.shape[0])
+    page, mine = cache[group[block]].view(-1), places[at, int(wanted["head"])]
+    if wanted["how"] == "zero":
+        page[mine] = 0
+    elif wanted["how"] == "bit":
+        numbers = page.view({2: torch.int16, 4: torch.int32}[page.element_size()])
+        numbers[mine[0]] ^= 1
+    else:
+        page[mine] = page[places[at - 1, int(wanted["head"])]].clone()
 
 
 def _before_drafting(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
