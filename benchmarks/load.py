@@ -163,14 +163,10 @@ _EXCHANGES = count()
 _REQUEST = re.compile(r'"request_id": "[^"]*"')
 
 
-def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path, str]]:
-    """Yield observations as JSON lines, with their files below the cells' folder, file by file.
-
-    The first ``broken`` requests of each cell have no answer.
-    """
+def lines(run: RunRecord, prompts: int) -> Iterator[tuple[Path, str]]:
+    """Yield observations as JSON lines, with their files below the cells' folder, file by file."""
     pairs = {cell: [(o, _wrong(o)) for o in (counted(observation(cell, n)) for n in LENGTHS)] for cell in CELLS}
     answers = {cell: [tuple(map(_text, pair)) for pair in made] for cell, made in pairs.items()}
-    failed = {cell: _text(made[0][0].model_copy(update={"error": "it broke"})) for cell, made in pairs.items()}
     scores = [tuple(_text(_scored(o)) for o in pair) for pair in pairs["pd-none"]]
     long = {cell: [_text(_in_scenario(cell, n)) for n in LONG] for cell in CELLS}
 
@@ -191,7 +187,7 @@ def lines(run: RunRecord, prompts: int, broken: int = 0) -> Iterator[tuple[Path,
         v = int(variant[1:])
         for i in range(prompts):
             wrong = is_damaged(v) and name.startswith("pd") and i % 10 == 0
-            text = answers[name][i % len(LENGTHS)][wrong] if i >= broken or i % len(LENGTHS) else failed[name]
+            text = answers[name][i % len(LENGTHS)][wrong]
             yield Path(record.cell, LINES), put(text, name, record.cell, i)
         for i, text in enumerate(long[name]):
             yield Path(record.cell, LINES), put(text, name, record.cell, prompts + i, renamed=False)
@@ -217,7 +213,7 @@ def _plan(cell: str, prompts: int) -> tuple[PlannedRequest, ...]:
     return (*rows, *(row.model_copy(update={"sequence": prompts + i}) for i, row in enumerate(long)))
 
 
-def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
+def write(folder: Path, run: RunRecord, prompts: int) -> None:
     """Write a run folder, line by line as it is generated."""
     folder.mkdir(parents=True)
     plans = {cell: _plan(cell, prompts) for cell in CELLS}
@@ -233,7 +229,7 @@ def write(folder: Path, run: RunRecord, prompts: int, broken: int = 0) -> None:
             "identities": {k: v for k, v in run.identities.items() if k in lineups},
         }
     )
-    for path, found in groupby(lines(run, prompts, broken), key=itemgetter(0)):
+    for path, found in groupby(lines(run, prompts), key=itemgetter(0)):
         (folder / layout.CELLS / path).parent.mkdir(parents=True, exist_ok=True)
         with (folder / layout.CELLS / path).open("w", encoding="utf-8") as stream:
             stream.writelines(f"{line}\n" for _, line in found)
@@ -298,7 +294,7 @@ def stage_report(folder: Path) -> str:
 
 def stage_merge(folder: Path) -> str:
     halves = [folder / "first", folder / "second"]
-    merged = merge(halves, folder / "merged", MergeOptions(baselines=folder / "baselines"))
+    merged = merge(halves, folder / "merged", MergeOptions(keep_going=True))
     whole = json.loads((folder / "whole" / "run.json").read_text(encoding="utf-8"))
     if {c.cell for c in merged.run.cells} != {c["cell"] for c in whole["cells"]}:
         raise SystemExit("expected the cells of the whole run in the merged one")

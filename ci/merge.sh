@@ -16,7 +16,7 @@ mkdir -p reports/parts
 if [ -n "${BUILDKITE:-}" ]; then
   rm -rf reports/parts
   mkdir -p reports/parts
-  # Of a part that was run again by hand, both records count.
+  # Of a part that was run again by hand, both records are there: of each cell the first complete one counts.
   buildkite-agent artifact download --include-retried-jobs 'reports/part-*/**/*' reports/parts/ ||
     printf 'ci: the parts could not be fetched\n' >&2
 fi

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from faults.context import Context
 from faults.model import ControlRun
-from harness.commands.merge.shards import missing_evidence
+from harness.commands.missing_evidence import missing_evidence
 from harness.errors import HarnessError
 from harness.history.folder import History, load_history
 from harness.history.layout import RUN, files_by_cell

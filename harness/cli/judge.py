@@ -218,8 +218,8 @@ def merge_command(
         bool,
         typer.Option(
             "--keep-going",
-            help="Skip parts that cannot be read or do not fit, and use what interrupted parts recorded. Whatever is "
-            "missing is UNKNOWN.",
+            help="Skip parts that cannot be read or do not fit, use what interrupted parts recorded, and do without "
+            "cells that no part completed. Whatever is missing is UNKNOWN.",
         ),
     ] = False,
     armed: Annotated[bool, typer.Option("--armed", help="Accept parts with injected faults.")] = False,
@@ -230,9 +230,9 @@ def merge_command(
 ) -> None:
     """Merge the parts of a run and judge them once, over all cells together. Starts no engine.
 
-    Parts need the same profile, prompts, models, vLLM and kind of machine. A cell that no part ran is UNKNOWN. When a
-    cell was recorded twice, the more complete recording counts, or else the earlier one: a retry is not a second
-    chance. The exit code is that of the verdict.
+    Parts need the same profile, prompts, models, vLLM and kind of machine. Of each cell the first recording that
+    completed it counts: a retry is not a second chance. Without one the merge is refused. The exit code is that of
+    the verdict.
     """
     from harness.commands.merge import MergeOptions, merge
     from harness.judging.references import References
@@ -241,7 +241,7 @@ def merge_command(
     history = merge(
         folders,
         out,
-        MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going, baselines, known),
+        MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going),
     )
     _end(judge_and_report(history, References(baselines, known), carrying=True), as_json, strict)
 

@@ -330,7 +330,7 @@ def _end(outcome: Outcome, part: bool, tell: Tell) -> NoReturn:
 
 def _exit_of_part(folder: Path) -> int:
     """Print what is missing in a run and return the exit code of ``--part``: 0 when nothing is, 2 otherwise."""
-    from harness.commands.merge.shards import missing_evidence
+    from harness.commands.missing_evidence import missing_evidence
     from harness.history.folder import load_history
 
     missing = missing_evidence(load_history(folder))

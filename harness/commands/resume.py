@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from harness import redact
 from harness.commands.later_stages import ROUNDS, later_stages
-from harness.commands.merge.shards import not_rescored, unfinished
+from harness.commands.missing_evidence import not_rescored, unfinished
 from harness.engines.environment import engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history, write_run

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -17,15 +16,13 @@ import pytest
 
 from benchmarks.load import STAGES, records, write, write_baselines
 from benchmarks.memory import forget_peak, peak_mib
-from harness.commands.merge import merge
-from harness.commands.merge.assemble import assemble
 from harness.commands.merge.expected_run import MergeOptions
 from harness.commands.merge.load import load_parts
-from harness.commands.merge.selection import ScoreIndex
+from harness.commands.merge.write import write_scores
 from harness.errors import DataError
 from harness.history import index
-from harness.history.folder import History, load_history, read_cells
-from harness.history.index import RecordedCells, cell_rows
+from harness.history.folder import History, HistoryWriter, load_history, read_cells
+from harness.history.index import RecordedCells
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
 from harness.history.records import Observation
@@ -148,75 +145,39 @@ def scored(tokens: int, answered: bool = True) -> Observation:
     return change_final(o, rescored=(0.0,)) if answered else o.model_copy(update={"error": "the exchange broke"})
 
 
-def test_parts_are_put_together_as_the_files_that_count(tmp_path: Path):
-    everything = rows()
-    # The first part has no plain engine's cell that counts, and scored one output in vain and another one well.
-    first = [o for o in everything if o.cell.startswith("pd")] + [scored(40, answered=False), scored(63)]
-    second = [o for o in everything if o.cell.startswith("single")] + [scored(40), scored(63), scored(64)]
-    folders = [recorded(tmp_path / str(i), part) for i, part in enumerate((first, second))]
-    parts = [load_history(folder, in_memory=0) for folder in folders]
-    chosen = {c: int(c.startswith("single")) for c in CELLS}
-    scores = ScoreIndex(parts)
-    whole = assemble(parts, chosen, scores.scores()).observations
-    kept = [
-        scored(63).model_copy(update={"sequence": 1}),
-        *(scored(t).model_copy(update={"sequence": n}) for t, n in ((40, 0), (64, 2))),
-    ]
-    assert list(whole.of_scenario("rescore")) == kept
-    for cell in CELLS:
-        asked = [o for o in (*first, *second) if o.scenario != "rescore" and o.cell == cell]
-        assert whole.of_cell(cell) == cell_rows([*asked, *(kept if cell == "single-none" else ())])
-    # Where the second part comes first, all its scores count.
-    assert [o.prompt_id for o in scores.scores(1)] == ["p40", "p63", "p64"]
-    assert len(ScoreIndex([]).scores()) == 0
+def test_of_each_output_the_first_score_with_figures_counts(tmp_path: Path):
+    # The first part scored one output in vain, the second one well; a copy of the first changes nothing.
+    first = [*rows(), scored(40, answered=False), scored(63)]
+    second = [*rows(), scored(40), scored(63, answered=False), scored(64, answered=False)]
+    folders = [recorded(tmp_path / str(i), part) for i, part in enumerate((first, second, first, second))]
+    write_scores(tmp_path / "merged", [load_history(folder, in_memory=0) for folder in folders])
+    written = [(o.prompt_id, o.error is None, o.sequence) for o in read_cells(tmp_path / "merged")]
+    assert written == [("p40", False, 0), ("p63", True, 1), ("p40", True, 2), ("p64", False, 3)]
 
 
 def test_scores_of_parts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(index, "_CACHE", ByteCache(0))
     part = load_history(recorded(tmp_path / "run", [*rows(), *(scored(t) for t in LENGTHS)]), in_memory=0)
-    chosen = ScoreIndex([part])
-    scores = chosen.scores()
-    seen = [weakref.ref(o) for o in scores]
+    seen = []
+    append = HistoryWriter.append
+
+    def watched(writer: HistoryWriter, o: Observation) -> None:
+        seen.append(weakref.ref(o))
+        append(writer, o)
+
+    monkeypatch.setattr(HistoryWriter, "append", watched)
+    write_scores(tmp_path / "merged", [part])
     gc.collect()
-    assert len(seen) == len(scores) == len(LENGTHS)
+    assert len(seen) == len(LENGTHS)
     assert all(r() is None for r in seen)
 
 
 def test_a_second_stage_of_a_part_is_not_held_either(tmp_path: Path):
     folder = recorded(tmp_path / "run", rows(), identities={"none": {}})
     recorded(folder / SECOND, rows(), identities={"none": {}})
-    (part,), problems, _ = load_parts([folder], MergeOptions())
+    (part,), problems = load_parts([folder], MergeOptions())
     assert not problems and part.stages.second is not None
     assert isinstance(part.stages.second.observations, RecordedCells)
-
-
-def test_a_part_is_parsed_once_however_many_of_its_cells_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each cell of the first part has a request that broke; the second part repeats them all."""
-    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
-    parsed: Counter[str] = Counter()
-    of_cell = RecordedCells.of_cell
-
-    def counted(lines: RecordedCells, cell: str) -> object:
-        parsed[cell] += 1
-        return of_cell(lines, cell)
-
-    def run(name: str, cells: int, broken: bool) -> Path:
-        made = records(cells).model_copy(update={"run_id": name, "started": f"2026-01-0{1 + broken}T00:00:00+00:00"})
-        write(tmp_path / name, made, 3, broken=1 if broken else 0)
-        return tmp_path / name
-
-    def cost(cells: int) -> float:
-        folders = [run(f"{name}-{cells}", cells, name == "broken") for name in ("broken", "good")]
-        parsed.clear()
-        monkeypatch.setattr(RecordedCells, "of_cell", counted)
-        merged = merge(folders, tmp_path / f"merged-{cells}")
-        monkeypatch.undo()
-        monkeypatch.setattr(index, "_CACHE", ByteCache(0))
-        assert len(merged.run.cells) >= cells
-        return parsed.total() / cells
-
-    few, many = cost(4), cost(16)
-    assert many < 1.3 * few, f"{few:.0f} and {many:.0f} readings of each cell"
 
 
 def test_parquet_is_written_in_groups_and_holds_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

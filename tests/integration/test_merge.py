@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.store import write_baseline
 from harness.commands.merge import MergeOptions, merge
-from harness.commands.merge.shards import find_runs, missing_evidence
+from harness.commands.merge.load import find_runs
+from harness.commands.missing_evidence import missing_evidence
 from harness.errors import HarnessError, InfrastructureError, UsageError
 from harness.history.folder import History, load_history
 from harness.history.layout import SECOND
@@ -40,10 +40,8 @@ from tests.support.builders import (
     garbled,
     history,
     identity,
-    known_entry,
     observation,
     plan_of,
-    provenance,
     rescoring,
     with_run,
     written_run,
@@ -230,11 +228,14 @@ def test_second_stage_that_no_part_ran_is_missing(tmp_path):
     assert without.result("pd-mtp", "acceptance-pooled").verdict is Verdict.REGRESSION
 
 
-def test_cell_that_no_part_ran_is_unknown_with_that_reason(tmp_path, folders):
-    merged = merge(folders[:1], tmp_path / "merged")
+def test_cell_that_no_part_ran_is_refused_or_unknown_with_that_reason(tmp_path, folders):
+    with pytest.raises(InfrastructureError, match=r"none for 2 of 5.*\n  pd-mtp: no part ran it\n  single-mtp"):
+        merge(folders[:1], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    merged = merge(folders[:1], tmp_path / "merged", MergeOptions(keep_going=True))
     lost = merged.cell("pd-mtp")
     assert lost.state == "failed" and lost.reason == "no part ran it"
-    assert lost.planned == len(LENGTHS)
+    assert lost.planned == 1
     judgement = judged(merged)
     assert judgement.verdict is Verdict.UNKNOWN and judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
     assert judgement.by_cell()["pd-eagle3"] is Verdict.PASS
@@ -249,7 +250,8 @@ def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
     page = (merged.folder / "report.html").read_text()
     assert "part-1" in page and "part-2" in page and "cells used: pd-mtp, single-mtp" in page
     assert (merged.folder / "logs" / "pd-mtp.decode.log").is_file()
-    assert "recorded by 2 parts" in (merged.folder / "summary.md").read_text()
+    said_ = "recorded by several parts, of which the first that completed the cell counts: single-none"
+    assert said_ in (merged.folder / "summary.md").read_text()
     assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
     assert merged.run.merged.parts[1].counted == ("pd-mtp", "single-mtp")
 
@@ -402,7 +404,6 @@ def test_retry_fills_in_what_is_missing(tmp_path):
     parts = {p.run_id: p for p in merged.run.merged.parts}
     assert parts["try-2"].counted == ("pd-mtp",) and parts["try-1"].counted == ("single-mtp",)
     assert judged(merged).verdict is Verdict.PASS
-    assert any(n.startswith("pd-mtp: recorded by 2 parts; that of try-2 counts") for n in merged.run.merged.notices)
 
 
 def test_retry_is_no_second_chance(tmp_path):
@@ -414,20 +415,6 @@ def test_retry_is_no_second_chance(tmp_path):
         assert judged(merged).by_cell()["pd-mtp"] is Verdict.REGRESSION
 
 
-def test_recordings_that_contradict_each_other_cannot_pass(tmp_path):
-    """Where equal runs are equal bit for bit, a cell that answers differently the second time is no PASS."""
-    first, second = split(night("bitwise"), tmp_path)
-
-    def change(o: Observation) -> Observation:
-        return garbled(o, at=0) if o.cell == "single-none" else o
-
-    other = part_of(night("bitwise", change=change), ("single-none",), "other", started=LATER)
-    judgement = judged(merge([first, second, write(other, tmp_path / "other")], tmp_path / "merged"))
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert any("single-none: 30 of 30 cold prompts gave different tokens" in n for n in judgement.notices)
-    assert judged(merge([first, second], tmp_path / "without")).verdict is Verdict.PASS
-
-
 def broken(made: History, cell: str, state: str = "complete") -> History:
     """The run with one request of a cell without an answer."""
     first = next(o for o in made.observations if o.cell == cell)
@@ -436,136 +423,43 @@ def broken(made: History, cell: str, state: str = "complete") -> History:
     return with_run(answering(made, lost), cells=cells)
 
 
-def retried(tmp_path: Path, tried: History, good: History, second: History | None = None) -> list[Path]:
-    first = write(part_of(good, PARTS[0], "part-1"), tmp_path / "part-1")
-    try_1 = write(tried, tmp_path / "try-1")
-    if second is not None:
-        write(part_of(second, PARTS[1], SECOND), try_1 / SECOND)
-    return [first, try_1, write(part_of(good, PARTS[1], "try-2", started=LATER), tmp_path / "try-2")]
-
-
 @pytest.mark.parametrize("state", ["complete", "failed"])
-def test_recording_with_a_finding_and_a_lost_request_is_judged_too(tmp_path, state):
-    """A defect that comes and goes: the first try found it and lost a request, the second one is clean."""
-    tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
-    folders = retried(tmp_path, tried, night(stages=1))
-    assert judged(load_history(folders[1])).verdict is Verdict.REGRESSION
-    merged = merge(folders, tmp_path / "merged")
-    assert "pd-mtp" in merged.run.merged.parts[2].counted
-    judgement = judged(merged)
-    assert judgement.verdict is Verdict.UNKNOWN
-    assert any(
-        n.startswith("pd-mtp: ") and "acceptance-single REGRESSION" in n and "in the recording of try-1" in n
-        for n in judgement.notices
+def test_finding_beside_a_lost_request_stays(tmp_path, state):
+    """The only recording of a cell is judged as far as it got, and a complete one is not replaced by a retry."""
+    made = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
+    folders = [split(night(stages=1), tmp_path)[0], write(made, tmp_path / "try-1")]
+    if state == "failed":
+        with pytest.raises(InfrastructureError, match="none for 1 of 5"):
+            merge(folders, tmp_path / "refused")
+    else:
+        folders.append(write(part_of(night(stages=1), PARTS[1], "try-2", started=LATER), tmp_path / "try-2"))
+    merged = merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))
+    assert judged(merged).by_cell()["pd-mtp"] is Verdict.REGRESSION
+
+
+def test_engine_that_died_is_made_up_for_by_the_first_retry(tmp_path):
+    """What an incomplete recording found is lost with it."""
+    made = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp", "failed")
+    good, again_ = (
+        part_of(night(stages=1), PARTS[1], name, started=f"2026-01-01T0{n}:00:00+00:00")
+        for n, name in enumerate(("try-2", "try-3"), 2)
     )
-    clean = retried(tmp_path / "clean", broken(part_of(night(stages=1), PARTS[1], "try-1"), "pd-mtp"), night(stages=1))
-    assert judged(merge(clean, tmp_path / "clean" / "merged")).verdict is Verdict.PASS
-
-
-def test_whole_later_recording_with_a_finding_is_judged_too(tmp_path):
-    bad = part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-2", started=LATER)
-    folders = [*split(night(stages=1), tmp_path), write(bad, tmp_path / "try-2")]
-    assert judged(merge(folders, tmp_path / "merged")).verdict is Verdict.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("second", "word"), [("confirms", "REGRESSION"), ("is clean", "SUSPECT"), (None, "failed once")]
-)
-def test_second_stage_of_a_recording_that_does_not_count_is_heard(tmp_path, second, word):
-    bad, good = night(accept={"pd-mtp": worse}), night()
-    tried = broken(part_of(bad, PARTS[1], "try-1"), "pd-mtp")
-    folders = retried(tmp_path, tried, good, {"confirms": bad, "is clean": good, None: None}[second])
-    merged = merge(folders, tmp_path / "merged")
-    assert judged(merged).verdict is Verdict.UNKNOWN
-    assert any(f"acceptance-single {word}" in n for n in merged.run.merged.notices)
-
-
-def test_recordings_that_do_not_count_are_judged_against_baselines(tmp_path):
-    """Both topologies worse is a finding against the record alone."""
-    for method, found in references().items():
-        write_baseline(tmp_path / "baselines" / f"{method}.json", identity(method), provenance(), found.baseline.rows)
-    tried = part_of(night(accept={"pd-mtp": worse, "single-mtp": worse}, stages=1), PARTS[1], "try-1")
-    for cell in ("pd-mtp", "single-mtp"):
-        tried = broken(tried, cell)
-    folders = retried(tmp_path, tried, night(stages=1))
-    merged = merge(folders, tmp_path / "merged", MergeOptions(baselines=tmp_path / "baselines"))
-    assert judged(merged).verdict is Verdict.UNKNOWN
-    notices = merged.run.merged.notices
-    for cell in ("pd-mtp", "single-mtp"):
-        assert any(n.startswith(f"{cell}: acceptance-baseline ") and "try-1" in n for n in notices), notices
-
-
-def test_known_defect_of_a_recording_that_does_not_count_is_known(tmp_path):
-    listed = tmp_path / "known.yaml"
-    days = {"added": "2026-01-01", "expires": "2026-04-01"}
-    checks = ["acceptance-*", "first-step"]
-    defect = known_entry(cells=["pd-mtp"], classes=["drafter-kv"], checks=checks, at_most=3, vllm=">=0", **days)
-    listed.write_text(yaml.safe_dump({"format": 1, "defects": [defect]}))
-    tried = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp")
-    folders = retried(tmp_path, tried, night(stages=1))
-    assert merge(folders, tmp_path / "without").run.merged.unsettled
-    assert not merge(folders, tmp_path / "with", MergeOptions(known=listed)).run.merged.unsettled
+    parts = (part_of(night(stages=1), PARTS[0], "part-1"), again_, good, made)
+    merged = merge([write(p, tmp_path / p.run.run_id) for p in parts], tmp_path / "merged")
+    assert {p.run_id: p.counted for p in merged.run.merged.parts}["try-2"] == ("pd-mtp",)
+    assert judged(merged).verdict is Verdict.PASS
 
 
 REFILL = next(s for s in PROFILE.scenarios if s.id == "refill")
 
 
-def refilled(wrong: bool, text: bool = False) -> History:
-    """A night of the bitwise tier with one scenario, or with prompts sent as text, in which P/D gives a wrong token."""
+def refilled() -> History:
+    """A night of the bitwise tier with one scenario."""
     made = night("bitwise")
-    more = []
-    for cell in CELLS:
-        for n in LENGTHS[:4]:
-            o = (
-                observation(cell, n, accepted=() if cell == "single-none" else recorded(n))
-                if text
-                else observation(cell, n)
-            )
-            if wrong and cell == "pd-mtp":
-                o = garbled(o, at=0)
-            more.append(o.model_copy(update={"form": "text"} if text else {"scenario": REFILL.id}))
-    raw = made.run.profile if text else {**made.run.profile, "scenarios": [REFILL.model_dump(mode="json")]}
-    cells = tuple(
-        c.model_copy(update={"planned": c.planned + 4} if text else {"scenarios": {REFILL.id: 4}})
-        for c in made.run.cells
-    )
+    more = [observation(c, n).model_copy(update={"scenario": REFILL.id}) for c in CELLS for n in LENGTHS[:4]]
+    raw = {**made.run.profile, "scenarios": [REFILL.model_dump(mode="json")]}
+    cells = tuple(c.model_copy(update={"scenarios": {REFILL.id: 4}}) for c in made.run.cells)
     return with_run(answering(made, (*made.observations, *more)), profile=raw, cells=cells)
-
-
-def test_wrong_tokens_in_a_scenario_of_a_cell_whose_engine_died_do_not_disappear(tmp_path):
-    tried = broken(part_of(refilled(wrong=True), PARTS[1], "try-1"), "pd-mtp", "failed")
-    merged = merge(retried(tmp_path, tried, refilled(wrong=False)), tmp_path / "merged")
-    assert merged.run.merged.unsettled
-    notices = merged.run.merged.notices
-    assert any(
-        "pd-mtp: tokens-reference REGRESSION" in n and "in refill in the recording of try-1" in n for n in notices
-    )
-    assert any(n.startswith("pd-mtp: 4 of 4 requests of refill gave different tokens") for n in notices)
-    same_ = broken(part_of(refilled(wrong=False), PARTS[1], "try-1"), "pd-mtp", "failed")
-    other = merge(retried(tmp_path / "same", same_, refilled(wrong=False)), tmp_path / "same" / "merged")
-    assert not other.run.merged.unsettled, other.run.merged.notices
-
-
-def test_answers_to_text_are_compared_too(tmp_path):
-    tried = broken(part_of(refilled(wrong=True, text=True), PARTS[1], "try-1"), "pd-mtp")
-    merged = merge(retried(tmp_path, tried, refilled(wrong=False, text=True)), tmp_path / "merged")
-    assert judged(merged).verdict is Verdict.UNKNOWN
-    assert any("pd-mtp: 4 of 33 cold prompts gave different tokens" in n for n in merged.run.merged.notices)
-
-
-def test_plain_engines_that_score_the_same_output_differently_cannot_pass(tmp_path):
-    made = night("bitwise")
-    folders = split(made, tmp_path)
-
-    def bad(o: Observation) -> Observation:
-        return change_final(o, rescored=(0.0, 5.0, 0.0, 0.0)) if o.scenario == RESCORE else o
-
-    second = part_of(made, PARTS[1], "part-2")
-    shutil.rmtree(folders[1])
-    write(answering(second, map(bad, second.observations)), folders[1])
-    merged = merge(folders, tmp_path / "merged")
-    assert judged(merged).verdict is Verdict.UNKNOWN
-    assert any("single-none: 30 outputs were right in one part and wrong" in n for n in merged.run.merged.notices)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -596,7 +490,8 @@ def test_part_without_scores_borrows_none_for_its_right_outputs_alone(tmp_path):
     bad, good = night(change=wrong_end(3), stages=1), night(stages=1)
     tried = without_scores(part_of(bad, PARTS[1], "try-1"))
     assert rescored_of(judged(load_history(write(tried, tmp_path / "alone"))), "pd-mtp") is Verdict.UNKNOWN
-    merged = merge(retried(tmp_path, tried, good), tmp_path / "merged")
+    parts = (part_of(good, PARTS[0], "part-1"), tried, part_of(good, PARTS[1], "try-2", started=LATER))
+    merged = merge([write(p, tmp_path / p.run.run_id) for p in parts], tmp_path / "merged")
     assert rescored_of(judged(merged), "pd-mtp") is Verdict.UNKNOWN
     assert rescored_of(judged(merged), "single-mtp") is Verdict.PASS
 
@@ -642,7 +537,7 @@ def test_engines_of_two_parts_with_the_same_name_stay_apart(tmp_path):
     for name, cell, size in (("a", "pd-mtp", 10), ("b", "single-mtp", 20)):
         own = part_of(made, (cell,), name, engines=(engine("pd-mtp", "decode", size),))
         folders.append(write(own, tmp_path / name))
-    merged = merge(folders, tmp_path / "merged")
+    merged = merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))
     of = {c.cell: c.group for c in merged.run.cells}
     sizes = {e.group: e.kv_blocks for e in merged.run.engines}
     assert (sizes[of["pd-mtp"]], sizes[of["single-mtp"]]) == (10, 20)
@@ -718,20 +613,13 @@ def test_damaged_observations_are_refused_and_a_torn_line_is_said(tmp_path, fold
     assert judged(merged).verdict is Verdict.UNKNOWN
 
 
-def test_damaged_second_stage_is_refused_or_missing(tmp_path):
+def test_part_with_a_damaged_second_stage_is_refused_or_missed(tmp_path):
     made = night(accept={"pd-mtp": worse})
     folders = split(made, tmp_path, made)
     (folders[1] / SECOND / "run.json").write_text("{")
-    refused("a later stage of part-2", folders, tmp_path / "merged")
+    refused("part-2/second-stage/run.json: expected JSON", folders, tmp_path / "merged")
     judgement = judged(merge(folders, tmp_path / "merged", MergeOptions(keep_going=True)))
-    assert judgement.result("pd-mtp", "acceptance-single").verdict is Verdict.UNKNOWN
-
-
-def test_most_parts_say_which_night_it_is(tmp_path, folders):
-    third = write(part_of(night(), ("single-none",), "part-3"), tmp_path / "part-3")
-    edited(folders[0], lambda r: r["versions"].update(vllm="9"))
-    merged = merge([*folders, third], tmp_path / "merged", MergeOptions(keep_going=True))
-    assert merged.run.versions["vllm"] == "0" and merged.cell("pd-eagle3").reason == "no part ran it"
+    assert judgement.verdict is Verdict.UNKNOWN and judgement.by_cell()["pd-mtp"] is Verdict.UNKNOWN
 
 
 def test_interrupted_part_that_was_retried_wholly_costs_nothing(tmp_path):
@@ -754,7 +642,7 @@ def test_armed_parts_merge_when_asked_and_never_pass(tmp_path, folders):
 def test_other_commits_of_the_harness_are_refused(tmp_path, folders):
     for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
         edited(folder, lambda r, commit=commit: r.update(git_commit=commit))
-    refused("from one checkout", folders, tmp_path / "merged")
+    refused("commit.harness: expected 'a.*, checkout of the harness and kind", folders, tmp_path / "merged")
 
 
 def test_parts_without_a_known_commit_are_said(tmp_path, folders):
@@ -769,32 +657,33 @@ def test_parts_without_a_known_commit_are_said(tmp_path, folders):
     assert not any("unknown commit" in n for n in notices)
 
 
-@pytest.mark.parametrize("second", [False, True])
-def test_different_runs_of_one_name_are_no_copies(tmp_path, second):
-    made = night(accept={"pd-mtp": worse}) if second else night()
-    folders = split(made, tmp_path, made if second else None)
-    twin = shutil.copytree(folders[1], tmp_path / "twin")
-    changed = twin / SECOND if second else twin
-    lines = answers(changed, "pd-mtp")
-    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
-    edited(changed)
-    refused(r"twin: expected one run named part-2, .* found runs that differ", [*folders, twin], tmp_path / "merged")
-    merged = merge([*folders, twin], tmp_path / "merged", MergeOptions(keep_going=True))
-    assert merged.cell("pd-mtp").reason == "no part ran it"
-    assert judged(merged).verdict is Verdict.UNKNOWN
-    assert any(n.startswith("a part was left out") for n in merged.run.merged.notices)
-
-
 def test_folders_of_runs_links_and_copies_count_once(tmp_path):
     folders = split(night(), tmp_path / "night", night())
     (tmp_path / "night" / "latest").symlink_to(folders[1].name)
     shutil.copytree(folders[0], tmp_path / "night" / "deep" / "copy")
     assert len(find_runs(tmp_path / "night")) == 3
-    merged = merge([tmp_path / "night"], tmp_path / "merged")
-    assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
-    assert f"{folders[0]} is a copy of {tmp_path / 'night' / 'deep' / 'copy'}, and does not count again" in (
-        merged.run.merged.notices
-    )
+    merged = merge([tmp_path / "night", folders[0]], tmp_path / "merged")
+    assert [(p.run_id, len(p.counted)) for p in merged.run.merged.parts] == [
+        ("part-1", 3),
+        ("part-1", 0),
+        ("part-2", 2),
+    ]
+    assert judged(merged).verdict is Verdict.PASS
+
+
+def test_of_different_runs_of_one_name_the_first_counts(tmp_path, folders):
+    twin = shutil.copytree(folders[1], tmp_path / "twin")
+    lines = answers(twin, "pd-mtp")
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[1:]))
+    edited(twin)
+    assert judged(merge([*folders, twin], tmp_path / "merged")).verdict is Verdict.PASS
+    assert judged(merge([twin, *folders], tmp_path / "other")).by_cell()["pd-mtp"] is Verdict.UNKNOWN
+
+
+def test_the_first_part_says_which_run_it_is(tmp_path, folders):
+    edited(folders[0], lambda r: r["versions"].update(vllm="9"))
+    merged = merge(folders, tmp_path / "merged", MergeOptions(keep_going=True))
+    assert merged.run.versions["vllm"] == "9" and merged.cell("pd-mtp").reason == "no part ran it"
 
 
 def test_nothing_to_merge(tmp_path):
@@ -850,11 +739,11 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     """With the profile's prompts at hand, what a part was not asked is missing too, and baselines are local ones."""
     prompts = load_prompts(PROFILE.workload.prompts)
     folder = cold_part_of_cpu(tmp_path, prompts.sha256)
-    merged = merge([folder], tmp_path / "merged", MergeOptions(expect="cpu"))
+    merged = merge([folder], tmp_path / "merged", MergeOptions(expect="cpu", keep_going=True))
     assert len(merged.run.cells) == 12 and merged.cell("pd-none").scenarios["late-pull"] > 0
     assert merged.cell("pd-mtp").planned == len(prompts.cold) + PROFILE.workload.text_prompts
     assert merged.run.profile["baselines"] == str(PROFILE.baselines)
-    only = merge([folder], tmp_path / "cold", MergeOptions(expect="cpu", scenarios=("cold",)))
+    only = merge([folder], tmp_path / "cold", MergeOptions("cpu", scenarios=("cold",), keep_going=True))
     assert only.cell("pd-none").scenarios == {}
     odd = MergeOptions(expect="cpu", scenarios=("warm",))
     refused("expected a pattern that matches a scenario", [folder], tmp_path / "odd", odd)
@@ -891,7 +780,7 @@ def test_scenarios_that_no_part_was_asked_for_are_missing_without_the_prompts(tm
 
 
 def test_cold_prompts_that_no_part_was_asked_for_are_missing_without_the_prompts(tmp_path):
-    made = refilled(wrong=False)
+    made = refilled()
     kept = tuple(o for o in made.observations if o.scenario == REFILL.id)
     plans = {c.cell: plan_of([o for o in kept if o.cell == c.cell]) for c in made.run.cells}
     cells = tuple(c.model_copy(update={"planned": 0, "plan": plan_key(plans[c.cell])}) for c in made.run.cells)
@@ -935,6 +824,8 @@ def test_part_says_what_trying_again_could_mend(tmp_path):
 
 def test_command_judges_once_and_exits_with_the_verdict(tmp_path):
     folders = [str(f) for f in split(night("bitwise"), tmp_path)]
+    code, output = cli("merge", folders[0], "--out", str(tmp_path / "merged"))
+    assert code == 2 and "pd-mtp: no part ran it" in output and "Traceback" not in output
     code, output = cli("merge", *folders, "--out", str(tmp_path / "merged"), "--baselines", str(tmp_path))
     assert code == 2 and "UNKNOWN" in output
     assert {"report.html", "junit.xml", "summary.md"} <= {p.name for p in (tmp_path / "merged").iterdir()}

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from harness.commands.doctor.gpu import convertible_items
-from harness.commands.merge.shards import commits_in, comparable_profile
+from harness.commands.merge.signature import commits_in, comparable_profile
 from harness.commands.prepare_profile import next_step
 from harness.errors import EnvironmentFault, HarnessError, ModelUnavailableError, ProfileError
 from harness.profiles import converted, packages

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from harness.commands.merge.shards import Signature, commits_in, comparable_profile, describe_differences
+from harness.commands.merge.signature import Signature, commits_in, comparable_profile, describe_differences
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.history.records import COLD, RunRecord
 from harness.judging.evidence import ONE_STAGE, Stages
-from harness.profiles.cells import Cell, all_cells, select_cells
+from harness.profiles.cells import Cell, select_cells
 from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
 from harness.prompts.model import load_prompts
@@ -32,11 +31,8 @@ class MergeOptions(NamedTuple):
     armed: bool = False
     """Accept parts with mutants enabled."""
     keep_going: bool = False
-    """Leave out parts that do not match or cannot be read, and use interrupted ones as far as they got."""
-    baselines: Path | None = None
-    """Baselines for judging recordings that do not count; None takes the profile's."""
-    known: Path | None = None
-    """Known defects for judging recordings that do not count; None takes the profile's."""
+    """Leave out parts that do not match or cannot be read, use interrupted ones as far as they got, and do without
+    cells that no part completed."""
 
 
 class Loaded(NamedTuple):
@@ -46,10 +42,6 @@ class Loaded(NamedTuple):
     @property
     def run(self) -> RunRecord:
         return self.history.run
-
-    @property
-    def recordings(self) -> tuple[History | None, ...]:
-        return (self.history, self.stages.second, *self.stages.again)
 
 
 class ExpectedRun(NamedTuple):
@@ -63,22 +55,23 @@ class ExpectedRun(NamedTuple):
     """Requests of each cell; empty if the prompts are not on this machine."""
     choice: Choice
 
-    def asks(self, cell: Cell) -> list[str]:
-        """Return the planned scenarios of a cell, whether or not its prompts are on this machine."""
-        if cell.id in self.works:
-            return list(self.works[cell.id].planned)
-        return [
+    def asks(self, cell: Cell) -> dict[str, int]:
+        """Return the planned requests of a cell by scenario, the cold ones first; 1 for each scenario where its prompts
+        are not on this machine."""
+        work = self.works.get(cell.id)
+        if work is not None:
+            return {COLD: len(work.items), **work.planned}
+        scenarios = [
             s.id
             for s in self.profile.part(cell.variant).scenarios
-            if self.choice.wants(s.id) and (s.routed or not cell.routed) and cell.topology in s.topologies
+            if (s.routed or not cell.routed) and cell.topology in s.topologies
         ]
+        return {s: 1 for s in (COLD, *scenarios) if self.choice.wants(s)}
 
     @property
     def identities(self) -> dict[str, dict[str, Any]]:
-        """Identities of all parts, in the order of a single run."""
-        known = {k: v for k, v in self.signature.identities.items() if v is not None}
-        order = {c.name.lineup: n for n, c in enumerate(all_cells(self.profile))}
-        return {k: known[k] for k in sorted(known, key=lambda k: order.get(k, len(order)))}
+        """Identities of all parts."""
+        return {k: v for k, v in self.signature.identities.items() if v is not None}
 
     @property
     def prompts_sha256(self) -> str:
@@ -107,8 +100,7 @@ def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> 
             works |= {c.id: cell_work(part, prompts, c, choice) for c in cells if c.variant == part.variant}
     everything = ExpectedRun(profile, source, signature, (), works, choice)
     # A cell to which no chosen scenario applies is not run.
-    asked = [c for c in cells if (works[c.id].requests if c.id in works else choice.wants(COLD) or everything.asks(c))]
-    return everything._replace(cells=tuple(asked))
+    return everything._replace(cells=tuple(c for c in cells if any(everything.asks(c).values())))
 
 
 def _recorded_profile(run: RunRecord) -> Profile:
