@@ -15,7 +15,7 @@ from typing import Any
 from harness.errors import EnvironmentFault
 from harness.util import file_lock, json_io
 from harness.util.extras import is_installed, why_missing
-from harness.util.files import sha256_file
+from harness.util.files import free_at, sha256_file
 from harness.util.paths import cache_folder
 
 CONVERTER = 1
@@ -170,10 +170,7 @@ def require_reader() -> None:
 
 def free() -> int:
     """Return the free bytes on the file system of the cache."""
-    folder = root()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return free_at(root())
 
 
 def require_room(what: str, size: int) -> None:

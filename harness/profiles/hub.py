@@ -1,4 +1,4 @@
-"""The Hugging Face hub and its local cache: looking up, checking and downloading models.
+"""The Hugging Face hub and its local cache, by huggingface_hub: looking up, checking and downloading models.
 
 Loading a profile turns references into folders of the cache without contacting the hub; a model that is not there makes
 only the cells that need it UNKNOWN. Only ``harness models`` and ``harness doctor`` ask the hub about models, and only
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness import redact
 from harness.errors import EnvironmentFault, HarnessError, ProfileError
 from harness.profiles.model_reference import COMMIT, TOKENIZER, ModelReference, lacking, lacking_code
-from harness.util.extras import why_missing
-from harness.util.files import sha256_file, sha256_named
+from harness.util.extras import is_installed, why_missing
+from harness.util.files import free_at, sha256_file, sha256_named
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 GIB = 2**30
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-_MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
-_CODE_FILES = ("*.py",)
-# fnmatch's * crosses slashes. vLLM loads files at the top level; folders hold other formats of the same weights.
-_NOT_WANTED = ("*/*",)
 _TIMEOUT_S = 8.0
 """Seconds that a question waits for the hub: without a network, the next thing that can be done is worth more."""
 
@@ -47,19 +44,16 @@ class Hub:
     """The hub and its local cache. ``endpoint`` and ``cache`` default to HF_ENDPOINT and HF_HOME."""
 
     def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
-        try:
+        self._usable = is_installed("huggingface_hub")
+        if self._usable:
             from huggingface_hub import constants
-        except ModuleNotFoundError:
-            # A plan needs no models, so it is made without the library, too; nothing counts as cached then.
-            self._usable = False
-            self.endpoint = endpoint or os.environ.get("HF_ENDPOINT", "the hub")
-            self.cache = cache or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
-            return
-        self._usable = True
-        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
-        self.cache = cache or Path(constants.HF_HUB_CACHE)
 
-    # --- the cache ------------------------------------------------------------------------------------------------
+            usual, home = constants.ENDPOINT, Path(constants.HF_HUB_CACHE)
+        else:
+            # A plan needs no models, so it is made without the library, too; nothing counts as cached then.
+            usual = os.environ.get("HF_ENDPOINT", "the hub")
+            home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+        self.endpoint, self.cache = (endpoint or usual).rstrip("/"), cache or home
 
     def cached(self, reference: ModelReference, role: str) -> Path | None:
         """Return the complete snapshot of a reference in the cache, a folder named after its commit, or None.
@@ -70,54 +64,40 @@ class Hub:
         if commit is not None:
             _refuse_moved(reference, commit)
         commit = reference.pinned or commit
-        if commit is None:
+        if commit is None or not self._usable:
+            return None
+        try:
+            self._snapshot(reference, role, commit, local_files_only=True)
+        except OSError:
             return None
         folder = self.snapshot_folder(reference.repo, commit)
-        return folder if self._usable and self._is_complete(reference, commit, role) else None
+        incomplete = lacking(folder, role) or (reference.trust_remote_code and lacking_code(folder))
+        return None if incomplete else folder
 
-    def snapshot_folder(self, repo: str, commit: str) -> Path:
-        return self._repository(repo) / "snapshots" / commit
+    def _cached_commit(self, reference: ModelReference) -> str | None:
+        """Return the commit of a branch or tag when it was last downloaded."""
+        try:
+            ref = self._repository(reference.repo) / "refs" / reference.revision
+            commit = ref.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return commit if COMMIT.fullmatch(commit) else None
+
+    def _snapshot(self, reference: ModelReference, role: str, revision: str, **how: Any) -> Path:
+        from huggingface_hub import snapshot_download
+
+        wanted = _patterns(reference, role)
+        return Path(snapshot_download(reference.repo, revision=revision, cache_dir=self.cache, **wanted, **how))
 
     def _repository(self, repo: str) -> Path:
         return self.cache / f"models--{repo.replace('/', '--')}"
 
-    def _cached_commit(self, reference: ModelReference) -> str | None:
-        """Return the commit of a branch or tag when it was last downloaded."""
-        ref = self._repository(reference.repo) / "refs" / reference.revision
-        try:
-            commit = ref.read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
-        return commit if COMMIT.fullmatch(commit) else None
-
-    def _is_complete(self, reference: ModelReference, commit: str, role: str) -> bool:
-        """Return whether no needed file is missing, by the library's own list where it has one and by our needs."""
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
-        try:
-            snapshot_download(
-                reference.repo,
-                revision=commit,
-                cache_dir=self.cache,
-                local_files_only=True,
-                allow_patterns=list(_files_of(reference, role)),
-                ignore_patterns=list(_NOT_WANTED),
-            )
-        except (LocalEntryNotFoundError, OSError):
-            return False
-        folder = self.snapshot_folder(reference.repo, commit)
-        code_is_there = not reference.trust_remote_code or not lacking_code(folder)
-        return code_is_there and lacking(folder, role) is None
+    def snapshot_folder(self, repo: str, commit: str) -> Path:
+        return self._repository(repo) / "snapshots" / commit
 
     def free(self) -> int:
         """Return the free bytes on the file system of the cache."""
-        folder = self.cache
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
-
-    # --- the hub --------------------------------------------------------------------------------------------------
+        return free_at(self.cache)
 
     @property
     def has_token(self) -> bool:
@@ -138,17 +118,14 @@ class Hub:
     def look(self, reference: ModelReference, role: str) -> Remote:
         """Ask the hub about a model. Raises ProfileError when repository or revision do not exist or the revision has
         moved, and EnvironmentFault when the hub does not answer."""
-        api = self._api()
-        info = self._info(
-            reference,
-            lambda: api.model_info(
-                reference.repo, revision=reference.revision, files_metadata=True, timeout=_TIMEOUT_S
-            ),
-        )
+        info = self._info(reference, self._api().model_info, files_metadata=True)
         _refuse_moved(reference, info.sha)
+        from huggingface_hub.utils import filter_repo_objects
+
         blobs = self._repository(reference.repo) / "blobs"
         size = missing = 0
-        for file in _wanted(info.siblings or (), reference, role):
+        files = info.siblings or ()
+        for file in filter_repo_objects(files, key=lambda f: str(f.rfilename), **_patterns(reference, role)):
             size += file.size or 0
             name = file.lfs.sha256 if file.lfs is not None else file.blob_id
             missing += 0 if name and (blobs / name).is_file() else file.size or 0
@@ -161,27 +138,18 @@ class Hub:
     def download(self, reference: ModelReference, role: str) -> Path:
         """Download what the cache lacks and return the snapshot. Raises what ``look`` and ``check_access`` raise, and
         EnvironmentFault when the disk is too small."""
-        from huggingface_hub import snapshot_download
-
         remote = self.look(reference, role)
         if remote.gated:
             self.check_access(reference)
-        self._require_room(reference, remote)
-        found = self._ask(
-            reference,
-            lambda: snapshot_download(
-                reference.repo,
-                revision=reference.revision,
-                cache_dir=self.cache,
-                endpoint=self.endpoint,
-                allow_patterns=list(_files_of(reference, role)),
-                ignore_patterns=list(_NOT_WANTED),
-            ),
-        )
-        folder = Path(found)
+        if remote.missing > self.free():
+            raise EnvironmentFault(
+                f"{reference}: expected {remote.missing / GIB:.1f} GiB of free disk at {self.cache}, found "
+                f"{self.free() / GIB:.1f} GiB; make room, or set HF_HOME to a larger disk"
+            )
+        fetch = partial(self._snapshot, reference, role, reference.revision, endpoint=self.endpoint)
+        folder: Path = self._ask(reference, fetch)
         _refuse_moved(reference, folder.name)
-        why = lacking(folder, role)
-        if why is not None:
+        if why := lacking(folder, role):
             raise ProfileError(f"{reference}: expected a model for vLLM, found {why}; name another repository")
         if reference.trust_remote_code and (gone := lacking_code(folder)):
             raise ProfileError(
@@ -190,25 +158,17 @@ class Hub:
             )
         return folder
 
-    def _require_room(self, reference: ModelReference, remote: Remote) -> None:
-        free = self.free()
-        if remote.missing > free:
-            raise EnvironmentFault(
-                f"{reference}: expected {remote.missing / GIB:.1f} GiB of free disk at {self.cache}, found "
-                f"{free / GIB:.1f} GiB; make room, or set HF_HOME to a larger disk"
-            )
-
     def dataset_commit(self, repo: str, revision: str) -> str:
         """Return the commit of a revision of a dataset. Raises as ``look`` does."""
-        api, name = self._api(), ModelReference(repo=repo, revision=revision)
-        info = self._info(name, lambda: api.dataset_info(repo, revision=revision, timeout=_TIMEOUT_S), "datasets/")
+        info = self._info(ModelReference(repo=repo, revision=revision), self._api().dataset_info, "datasets/")
         return str(info.sha)
 
-    def _info(self, reference: ModelReference, question: Callable[[], Any], kind: str = "") -> Any:
+    def _info(self, reference: ModelReference, question: Callable[..., Any], kind: str = "", **how: Any) -> Any:
         """Return the hub's description of a repository, which has a commit."""
-        info = self._ask(reference, question, kind)
+        asked = partial(question, reference.repo, revision=reference.revision, timeout=_TIMEOUT_S, **how)
+        info = self._ask(reference, asked, kind)
         if info.sha is None:
-            raise EnvironmentFault(f"{reference}: expected a commit from {self.endpoint}, found none; try again later")
+            raise self._unreachable(reference, "no commit")
         return info
 
     def _ask(self, reference: ModelReference, question: Callable[[], Any], kind: str = "") -> Any:
@@ -227,6 +187,7 @@ class Hub:
         from huggingface_hub import errors
 
         page = f"{self.endpoint}/{kind}{reference.repo}"
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError):
             found = "a token that was not granted access" if self.has_token else "no token"
             return EnvironmentFault(
@@ -240,38 +201,28 @@ class Hub:
                 "if it is private"
             )
         if isinstance(error, errors.RevisionNotFoundError):
-            return ProfileError(
-                f"{reference}: expected a commit, tag or branch {reference.revision!r} at {page}, found none; correct "
-                "`revision`"
-            )
-        if isinstance(error, errors.OfflineModeIsEnabled):
-            return self._unreachable(reference, "HF_HUB_OFFLINE is set")
-        status = getattr(getattr(error, "response", None), "status_code", None)
+            revision = f"a commit, tag or branch {reference.revision!r}"
+            return ProfileError(f"{reference}: expected {revision} at {page}, found none; correct `revision`")
         if status in (401, 403):
             return EnvironmentFault(
                 f"{reference}: expected {self.endpoint} to accept the token, found status {status}; renew HF_TOKEN"
             )
-        if isinstance(error, OSError) and error.errno is not None and status is None and error.filename is not None:
+        if isinstance(error, OSError) and error.filename is not None and status is None:
             return EnvironmentFault(
                 f"{reference}: expected to write the cache {self.cache}, found {error.strerror}; set HF_HOME to a "
                 "writable folder with room"
             )
-        return self._unreachable(reference, f"status {status}" if status else _words(error))
+        # Redacted before it is cut: a part of a token is not recognised as one.
+        found = redact.text(" ".join(f"{type(error).__name__} {error}".split()))[:200]
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            found = "HF_HUB_OFFLINE is set"
+        return self._unreachable(reference, f"status {status}" if status else found)
 
     def _unreachable(self, reference: ModelReference, found: str) -> EnvironmentFault:
         return EnvironmentFault(
             f"{reference}: not in the cache {self.cache}, and expected an answer from {self.endpoint}, found {found}; "
             "check the network, or fill a cache elsewhere and set HF_HOME to it"
         )
-
-
-def _words(error: Exception) -> str:
-    """Return an error on one line, without the token that a library may have put into it."""
-    from huggingface_hub import get_token
-
-    text = " ".join(f"{type(error).__name__} {error}".split())
-    token = get_token()
-    return (text.replace(token, "***") if token else text)[:200]
 
 
 def _refuse_moved(reference: ModelReference, commit: str) -> None:
@@ -282,23 +233,12 @@ def _refuse_moved(reference: ModelReference, commit: str) -> None:
         )
 
 
-def _files_of(reference: ModelReference, role: str) -> tuple[str, ...]:
-    """Return the patterns of the files to download; code only for a model whose code may run."""
-    files = _TOKENIZER_FILES if role == TOKENIZER else _MODEL_FILES
-    return (*files, *_CODE_FILES) if reference.trust_remote_code else files
-
-
-def _wanted(siblings: Any, reference: ModelReference, role: str) -> list[Any]:
-    from huggingface_hub.utils import filter_repo_objects
-
-    return list(
-        filter_repo_objects(
-            siblings,
-            allow_patterns=list(_files_of(reference, role)),
-            ignore_patterns=list(_NOT_WANTED),
-            key=lambda file: str(file.rfilename),
-        )
-    )
+def _patterns(reference: ModelReference, role: str) -> dict[str, Any]:
+    """Return the patterns of the files that are needed; code only of a model whose code may run."""
+    weights = () if role == TOKENIZER else ("*.safetensors",)
+    code = ("*.py",) if reference.trust_remote_code else ()
+    # fnmatch's * crosses slashes. vLLM loads files at the top level; folders hold other formats of the same weights.
+    return {"allow_patterns": [*_TOKENIZER_FILES, *weights, *code], "ignore_patterns": ["*/*"]}
 
 
 def damaged_files(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import traceback
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,13 @@ from harness.util.storage import writing
 _MOST_BYTES = 256 * json_io.MIB
 """Largest JSON-lines file that is read at once."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def free_at(folder: Path) -> int:
+    """Return the free bytes on the file system of a folder, which need not exist."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def sha256_bytes(data: bytes) -> str:

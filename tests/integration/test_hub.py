@@ -254,7 +254,7 @@ def test_token_in_a_library_message_is_not_repeated(hub, monkeypatch):
         raise RuntimeError(f"cannot send Bearer {TOKEN}")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", tell)
-    with pytest.raises(EnvironmentFault, match=r"Bearer \*\*\*") as caught:
+    with pytest.raises(EnvironmentFault, match="Bearer <redacted>") as caught:
         hub.look(reference(), "target")
     assert TOKEN not in str(caught.value)
 
