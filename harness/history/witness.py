@@ -116,7 +116,8 @@ class KVWitness:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        engines = path.name.split(".")[0]
+        # A group's name may contain dots.
+        engines, role, _, _ = path.name.rsplit(".", 3)
         for offset, row in _lines(path):
             if "error" in row:
                 self.errors[engines].append(str(row["error"]))
@@ -130,9 +131,8 @@ class KVWitness:
                 request = named["id"] if named else str(row.get("request"))
                 if request.startswith(_ROUTED) and row.get("moment") == "end":
                     self._routed[str(row.get("prompt"))][request] = None
-                side = _side(path.name.split(".")[1])
                 place = _Place(path, offset, self._headers[path].rank)
-                self._places[request, side, row.get("moment", "")].append(place)
+                self._places[request, _side(role), row.get("moment", "")].append(place)
 
     def routed(self, prompt: Sequence[int]) -> list[str]:
         """Return the requests of a prompt that a router has named, in the order in which they ended on an engine."""

@@ -16,8 +16,8 @@ from harness.baselines.lookup import Lookup
 from harness.commands.merge import MergeOptions, merge
 from harness.commands.merge.load import find_runs
 from harness.commands.missing_evidence import missing_evidence
-from harness.errors import HarnessError, InfrastructureError, UsageError
-from harness.history.folder import History, load_history
+from harness.errors import DataError, HarnessError, InfrastructureError, UsageError
+from harness.history.folder import History, load_history, write_run
 from harness.history.layout import SECOND
 from harness.history.plan import plan_key
 from harness.history.records import RESCORE, Observation
@@ -254,6 +254,21 @@ def test_reports_of_a_merged_run_name_its_parts_and_show_logs(tmp_path):
     assert said_ in (merged.folder / "summary.md").read_text()
     assert [p.run_id for p in merged.run.merged.parts] == ["part-1", "part-2"]
     assert merged.run.merged.parts[1].counted == ("pd-mtp", "single-mtp")
+
+
+def test_notes_of_the_kv_come_along_and_are_sealed(tmp_path):
+    parts = split(night(), tmp_path)
+    for part in parts:
+        made = load_history(part)
+        (part / "witness").mkdir()
+        (part / "witness" / "pd-mtp.decode.7.jsonl").write_text('{"error":"x"}\n')
+        write_run(part, made.run)
+    merged = merge(parts, tmp_path / "merged")
+    (notes,) = (merged.folder / "witness").iterdir()
+    assert notes.name == "pd-mtp.decode.7.jsonl"
+    notes.write_text('{"error":"y"}\n')
+    with pytest.raises(DataError, match="witness"):
+        load_history(merged.folder)
 
 
 # --- profiles with axes ----------------------------------------------------------------------------------------------

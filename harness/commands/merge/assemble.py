@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from harness.commands.merge.expected_run import ExpectedRun
 from harness.history.folder import History
+from harness.history.layout import witness_files
 from harness.history.plan import counts_of, plan_key
 from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, PlannedRequest, numbered
 from harness.profiles.cells import Cell
@@ -26,6 +27,8 @@ class Assembled(NamedTuple):
     engines: tuple[EngineRecord, ...]
     logs: tuple[tuple[Path, str], ...]
     """Log files and their names in the merged run."""
+    notes: tuple[tuple[Path, str], ...]
+    """What the engines' KV caches held, likewise."""
 
     @property
     def plans(self) -> dict[str, tuple[PlannedRequest, ...]]:
@@ -38,6 +41,7 @@ def assemble(histories: Sequence[History], preferred: Mapping[str, int] | None =
     cells: dict[str, CellRecord] = {}
     engines: list[EngineRecord] = []
     logs: list[tuple[Path, str]] = []
+    notes: list[tuple[Path, str]] = []
     taken: set[str] = set()
     for i, history in enumerate(histories):
         mine = [c for c in history.run.cells if chosen[c.cell] == i]
@@ -45,8 +49,9 @@ def assemble(histories: Sequence[History], preferred: Mapping[str, int] | None =
         taken.update(names.values())
         cells |= {c.cell: c.model_copy(update={"group": names[c.group]}) for c in mine}
         engines += [e.in_group(names[e.group]) for e in history.run.engines if e.group in names]
-        logs += _logs(history.folder / "logs", names)
-    return Assembled(tuple(histories), chosen, cells, tuple(engines), tuple(logs))
+        logs += _renamed(sorted((history.folder / "logs").glob("*.log")), names, 2)
+        notes += _renamed(witness_files(history.folder), names, 3)
+    return Assembled(tuple(histories), chosen, cells, tuple(engines), tuple(logs), tuple(notes))
 
 
 def choose(histories: Sequence[History], preferred: Mapping[str, int]) -> dict[str, int]:
@@ -62,11 +67,12 @@ def choose(histories: Sequence[History], preferred: Mapping[str, int]) -> dict[s
     return {cell: rank[-1] for cell, rank in best.items()}
 
 
-def _logs(folder: Path, names: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """Yield the logs of the groups. Names come from existing files, so none leads out of the folder."""
-    for path in sorted(folder.glob("*.log")):
-        # A group's id may contain dots; the role and the suffix follow it.
-        group, *rest = path.name.rsplit(".", 2)
+def _renamed(paths: Sequence[Path], names: Mapping[str, str], suffixes: int) -> Iterator[tuple[Path, str]]:
+    """Yield the files of the groups, and what they are called in the merged run. Names come from existing files, so
+    none leads out of the folder."""
+    for path in paths:
+        # A group's id may contain dots; the role and the suffixes follow it.
+        group, *rest = path.name.rsplit(".", suffixes)
         if group in names and path.is_file() and not path.is_symlink():
             yield path, ".".join([names[group], *rest])
 

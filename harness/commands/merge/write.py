@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, zip_longest
@@ -15,7 +16,7 @@ from harness.commands.missing_evidence import rescored, unfinished
 from harness.errors import StorageError
 from harness.history.folder import History, HistoryWriter, read_cells, write_run
 from harness.history.index import RecordedCells
-from harness.history.layout import CELLS, SCORES, SECOND, round_folder
+from harness.history.layout import CELLS, SCORES, SECOND, WITNESS, round_folder
 from harness.history.migrations import SCHEMA
 from harness.history.parquet import write_parquet
 from harness.history.records import RESCORE, CellRecord, Merged, Part, PlannedRequest, RunRecord
@@ -155,6 +156,11 @@ def _save(folder: Path, run: RunRecord, whole: Assembled) -> list[str]:
             target.parent.mkdir(exist_ok=True)
             # If the harness of a part was killed, its logs are not redacted yet.
             redact.copy(source, target)
+    for source, name in whole.notes:
+        target = folder / WITNESS / name
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
     notices = []
     recorded = read_cells(folder, (c.cell for c in run.cells))
     if len(recorded):
