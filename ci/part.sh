@@ -21,7 +21,7 @@ if [ "${HARNESS_FETCH:-}" = true ]; then
   fi
   # What cannot be had makes its own cells UNKNOWN.
   ci/harness.sh models --profile "$profile" "${cells[@]}" --download || printf 'ci: not all models could be fetched\n' >&2
-  ci/harness.sh prompts build --for-profile "$profile" || printf 'ci: not all prompts could be built\n' >&2
+  ci/harness.sh prompts build recipe --profile "$profile" || printf 'ci: not all prompts could be built\n' >&2
 fi
 what=(run --part)
 if [ "${HARNESS_RECORD:-}" = true ]; then what=(baseline record --baselines "$out/baselines"); fi

@@ -74,7 +74,6 @@ for _panel, _entries in _PANELS.items():
     for _name, _entry in _entries.items():
         if isinstance(_entry, typer.Typer):
             app.add_typer(_entry, name=_name, rich_help_panel=_panel)
-            finish(_entry, f"{_name} ")
         else:
             app.command(_name, rich_help_panel=_panel)(_entry)
 finish(app)

@@ -5,7 +5,7 @@ A line is ``command  # what it does``, without ``harness`` before it; tests hold
 
 from __future__ import annotations
 
-_GROUPS = ("list", "baseline", "prompts", "probe", "ci")
+_GROUPS = ("list", "baseline", "prompts", "prompts build", "probe", "ci")
 """Commands whose name is followed by that of one of theirs."""
 
 _LINES = """\
@@ -68,8 +68,13 @@ baseline diff old/eagle3.json baselines/cpu/eagle3.json
 baseline diff old baselines/cpu  # all of a folder
 baseline list  # those of the cpu profile
 baseline list -p gpu --json | jq .problems
-prompts build --for-profile nightly  # the sets of its recipes
-prompts build --kind echo --tokenizer models/mine --out mine.jsonl
+prompts build copy  # prompts/probe.jsonl
+prompts build copy --block-size 16 --per-length 8 --out more.jsonl
+prompts build echo --tokenizer models/mine --out mine.jsonl
+prompts build natural --for-profile mine.yaml --out mine.jsonl
+prompts build natural --tokenizer models/x --file q.txt --out x.jsonl
+prompts build recipe -p nightly  # the sets of its recipes
+prompts build recipe -p mine.yaml --overwrite
 probe measure  # from the latest run
 probe measure reports/RUN --out quality.json
 ps  # what runs, and what a crash left
@@ -88,8 +93,10 @@ ci buildkite -p nightly -c 'pd-*' | buildkite-agent pipeline upload
 def _by_command() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for line in _LINES.splitlines():
-        first, second, *_ = (*line.split(), "")
-        out.setdefault(f"{first} {second}" if first in _GROUPS else first, []).append(line)
+        name, *words = line.split()
+        while name in _GROUPS:
+            name = f"{name} {words.pop(0)}"
+        out.setdefault(name, []).append(line)
     return out
 
 

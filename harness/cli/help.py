@@ -10,6 +10,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from harness.cli.examples import EXAMPLES
+from harness.cli.groups import with_groups
 
 
 def paragraphs(text: str) -> str:
@@ -53,9 +54,14 @@ class HelpfulGroup(TyperGroup):
 
 
 def finish(app: typer.Typer, prefix: str = "") -> None:
-    """Give each command of an application its examples and its docstring in paragraphs."""
+    """Give each command of an application, and of the groups in it, the options of its groups of options, its examples
+    and its docstring in paragraphs."""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            finish(group.typer_instance, f"{prefix}{group.name} ")
     for command in app.registered_commands:
         assert command.name is not None and command.callback is not None
+        command.callback = with_groups(command.callback)
         command.cls = HelpfulCommand
         command.help = paragraphs(command.callback.__doc__ or "")
         command.epilog = epilog(prefix + command.name)

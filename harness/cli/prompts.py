@@ -1,68 +1,59 @@
-"""``harness prompts``: builds prompt sets from options, or from the recipes of a profile."""
+"""``harness prompts build``: prompt sets of each kind, and those that the recipes of a profile describe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from rich.table import Table
 
 from harness.cli import completion
 from harness.cli.help import HelpfulGroup
-from harness.cli.options import make_console
+from harness.cli.options import ProfileOption, make_console
 from harness.errors import EXIT_UNKNOWN, EnvironmentFault, HarnessError, UsageError
 
 if TYPE_CHECKING:
     from harness.profiles.model import Profile, PromptRecipe
-    from harness.prompts.datasets import Texts, Turns
+    from harness.prompts.datasets import Texts
     from harness.prompts.model import Layout, PromptSet, SizedStratum
     from harness.prompts.padded import Built
 
 
 prompts_app = typer.Typer(cls=HelpfulGroup, no_args_is_help=True, help="Prompt sets.")
+build_app = typer.Typer(
+    cls=HelpfulGroup,
+    no_args_is_help=True,
+    help="Build a prompt set on and around block boundaries, and show how many prompts each stratum has.",
+)
+prompts_app.add_typer(build_app, name="build")
 
-_NATURAL = "Natural prompts"
-_KINDS = ("copy", "echo", "natural")
+_BLOCK_SIZE, _LOOKAHEAD = 32, 4
 
 
-# Without a callback, typer makes the only command of a group the group itself.
-@prompts_app.callback()
-def _group() -> None:
-    """Prompt sets."""
+class SetOptions(NamedTuple):
+    """What a set of any kind is rendered with, and the lengths that it covers."""
 
-
-@prompts_app.command("build")
-def build(
-    context: typer.Context,
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--kind",
-            metavar="copy|echo|natural",
-            help="'copy' for the probe models; for real instruct models 'echo' (words to repeat) or 'natural' "
-            "(questions that people asked).",
-        ),
-    ] = "copy",
     tokenizer: Annotated[
         Path | None,
+        typer.Option(metavar="DIR", help="Folder with tokenizer and chat template. Default: that of --for-profile."),
+    ] = None
+    for_profile: Annotated[
+        str | None,
         typer.Option(
-            "--tokenizer",
-            metavar="DIR",
-            help="Folder with tokenizer and chat template; needed for 'echo' and 'natural'.",
+            metavar="PROFILE",
+            autocompletion=completion.profiles,
+            help="Use the tokenizer, block size and lookahead of this profile.",
         ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: prompts/probe.jsonl.")
-    ] = None,
+    ] = None
     block_size: Annotated[
         list[int] | None,
         typer.Option(
             min=8, metavar="N", help="KV block size of the strata. Repeatable: one set then covers all. Default: 32."
         ),
-    ] = None,
+    ] = None
     lookahead: Annotated[
         list[int] | None,
         typer.Option(
@@ -71,169 +62,174 @@ def build(
             help="Lookahead of a method (DFlash: k + 1). Repeatable: natural prompts fill a stratum for each, the "
             "other kinds only for the largest. Default: 4.",
         ),
-    ] = None,
+    ] = None
     max_blocks: Annotated[
         int,
         typer.Option(
             min=1, max=64, metavar="N", help="Maximum number of whole blocks in a prompt (of the largest block size)."
         ),
-    ] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed for choosing words, texts and held-out halves.")] = 7,
-    per_length: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=200,
-            metavar="N",
-            help="copy, echo: prompts per length; `harness plan` says how many an effect size needs.",
-        ),
-    ] = 1,
+    ] = 5
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed for choosing words, texts and held-out halves.")] = 7
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Add as many again for the second stage of the normal tier.")
-    ] = False,
-    per_stratum: Annotated[
-        int | None,
-        typer.Option(
-            "--per-stratum",
-            metavar="N",
-            rich_help_panel=_NATURAL,
-            min=1,
-            max=5000,
-            help="Prompts per stratum and block size. Default: 8.",
-        ),
-    ] = None,
-    for_profile: Annotated[
-        str | None,
-        typer.Option(
-            "--for-profile",
-            metavar="PROFILE",
-            autocompletion=completion.profiles,
-            help="Use the tokenizer, block size and lookahead of this profile; alone, build the sets of its recipes.",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="With recipes: rebuild sets that already exist.")
-    ] = False,
-    effect: Annotated[
-        float | None,
-        typer.Option(
-            "--effect",
-            metavar="POINTS",
-            rich_help_panel=_NATURAL,
-            min=0.01,
-            max=100,
-            help="With --for-profile: build as many prompts as this effect size (percentage points) needs.",
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            rich_help_panel=_NATURAL,
-            help="A file of texts instead of the hub: .jsonl, .parquet, or plain text with one a line.",
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset", rich_help_panel=_NATURAL, help="Dataset on the hub. Default: HuggingFaceH4/mt_bench_prompts."
-        ),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", rich_help_panel=_NATURAL, help="Configuration of the dataset.")
-    ] = None,
-    split: Annotated[str, typer.Option("--split", rich_help_panel=_NATURAL, help="Split of the dataset.")] = "train",
-    column: Annotated[
-        str,
-        typer.Option("--column", rich_help_panel=_NATURAL, help="Column with a text, turns or messages; see --turns."),
-    ] = "prompt",
-    turns: Annotated[
-        str,
-        typer.Option(
-            "--turns",
-            metavar="first|all",
-            rich_help_panel=_NATURAL,
-            help="Of a conversation, use the first turn of its user, or all up to the last one, answers included.",
-        ),
-    ] = "first",
-    revision: Annotated[
-        str, typer.Option("--revision", rich_help_panel=_NATURAL, help="Commit, tag or branch of the dataset.")
-    ] = "main",
-    day: Annotated[
-        str | None,
-        typer.Option(
-            "--date",
-            metavar="YYYY-MM-DD",
-            rich_help_panel=_NATURAL,
-            help="The date for chat templates that contain one.",
-        ),
-    ] = None,
-) -> None:
-    """Build a prompt set on and around block boundaries, and show how many prompts each stratum has."""
-    from harness.prompts.model import build_probe_prompts, write_prompts
-    from harness.prompts.probe_task import WEIGHTS
-    from harness.util.paths import REPOSITORY
+    ] = False
 
-    if kind not in _KINDS:
-        raise UsageError(f"--kind {kind!r}: expected {', '.join(_KINDS)}")
-    if for_profile is not None and tokenizer is None and out is None:
-        parts = parts_with_recipes(for_profile)
-        if parts:
-            _require_alone(context, for_profile)
-            raise typer.Exit(build_recipes(parts, file, overwrite))
-    profile = profile_without_prompts(for_profile) if for_profile is not None else None
-    layout = layout_of(block_size, lookahead, profile)._replace(
-        max_blocks=max_blocks, seed=seed, per_length=per_length, held_out=held_out
-    )
-    folder = tokenizer or (profile.tokenizer_folder if profile is not None else None)
-    if turns not in ("first", "all"):
-        raise UsageError(f"--turns {turns!r}: expected first or all")
-    dropped: dict[str, int] = {}
-    if kind == "copy":
-        path = out or REPOSITORY / "prompts" / "probe.jsonl"
-        prompts = build_probe_prompts(folder or WEIGHTS / "tokenizer", layout)
-    else:
-        if folder is None or out is None:
-            raise UsageError(
-                f"--kind {kind}: expected --tokenizer DIR (or --for-profile) and --out FILE, found one of them missing"
-            )
+    def resolved(self, default: Path | None = None, per_length: int = 1) -> tuple[Path, Layout]:
+        """Return the tokenizer's folder and the layout: as given, else the profile's, else the defaults.
+
+        Raises UsageError without a folder, and when a lookahead does not fit into the smallest block.
+        """
+        profile = profile_without_prompts(self.for_profile) if self.for_profile is not None else None
+        layout = layout_of(self.block_size, self.lookahead, profile)
+        folder = self.tokenizer or (profile.tokenizer_folder if profile is not None else default)
+        if folder is None:
+            raise UsageError("expected --tokenizer DIR or --for-profile PROFILE, found neither")
         if not (folder / "tokenizer_config.json").is_file():
             raise UsageError(f"--tokenizer {folder}: expected a folder with tokenizer_config.json, found none")
-        path = out
-        if kind == "echo":
-            from harness.prompts.echo import build_echo_prompts
-
-            prompts = build_echo_prompts(folder, layout)
-        else:
-            from harness.prompts.padded import build_natural_prompts
-
-            count = count_per_stratum(per_stratum, for_profile, effect)
-            read_day = parse_day(day)
-            used: Turns = "all" if turns == "all" else "first"
-            texts = texts_of(file, dataset, config, split, column, revision, used)
-            built = build_natural_prompts(folder, texts, layout, count, read_day)
-            prompts, dropped = built.prompts, built.dropped
-            print_shortages(built, count)
-    write_prompts(prompts, path)
-    print_coverage(prompts)
-    for reason, number in dropped.items():
-        typer.echo(f"{number} texts left out: {reason}")
-    typer.echo(f"{len(prompts.prompts)} prompts: {path}")
-
-
-def _require_alone(context: typer.Context, profile: str) -> None:
-    """Raise UsageError for options that building from a recipe would ignore."""
-    used = {"for_profile", "file", "overwrite"}
-    given = [n for n in context.params if str(context.get_parameter_source(n)).endswith("COMMANDLINE")]
-    if ignored := [f"--{n.replace('_', '-')}" for n in given if n not in used]:
-        raise UsageError(
-            f"--for-profile {profile}: expected its recipes (workload.recipe) to determine the prompts, found "
-            f"{', '.join(ignored)} too; change the recipe, or build one set with --out FILE"
+        return folder, layout._replace(
+            max_blocks=self.max_blocks, seed=self.seed, held_out=self.held_out, per_length=per_length
         )
 
 
-_BLOCK_SIZE, _LOOKAHEAD = 32, 4
+class TextOptions(NamedTuple):
+    """The texts that natural prompts are made of."""
+
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of texts instead of the hub: .jsonl, .parquet, or plain text with one a line."
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None, typer.Option(help="Dataset on the hub. Default: HuggingFaceH4/mt_bench_prompts.")
+    ] = None
+    config: Annotated[str | None, typer.Option(help="Configuration of the dataset.")] = None
+    split: Annotated[str, typer.Option(help="Split of the dataset.")] = "train"
+    column: Annotated[str, typer.Option(help="Column with a text, turns or messages; see --turns.")] = "prompt"
+    turns: Annotated[
+        Literal["first", "all"],
+        typer.Option(
+            metavar="first|all",
+            help="Of a conversation, use the first turn of its user, or all up to the last one, answers included.",
+        ),
+    ] = "first"
+    revision: Annotated[str, typer.Option(help="Commit, tag or branch of the dataset.")] = "main"
+
+    def read(self) -> Texts:
+        """Read texts from the file or fetch them from the hub. Raises UsageError when both are given."""
+        from harness.profiles.hub import Hub
+        from harness.prompts.datasets import MT_BENCH, fetch_texts, read_texts
+
+        if self.file is None:
+            of = self.dataset or MT_BENCH
+            return fetch_texts(of, self.config, self.split, self.column, self.revision, Hub(), self.turns)
+        if self.dataset is not None:
+            raise UsageError("expected --file or --dataset, found both")
+        return read_texts(self.file, self.column, self.turns)
+
+
+OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")]
+PerLengthOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=200, metavar="N", help="Prompts per length; `harness plan` says how many an effect size needs."
+    ),
+]
+
+
+@build_app.command("copy")
+def build_copy(
+    *,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write. Default: prompts/probe.jsonl.")
+    ] = None,
+    of: SetOptions,
+    per_length: PerLengthOption = 1,
+) -> None:
+    """Build words to copy for the probe models, which were trained to do that; their tokenizer is the default."""
+    from harness.prompts.model import build_probe_prompts
+    from harness.prompts.probe_task import WEIGHTS
+    from harness.util.paths import REPOSITORY
+
+    folder, layout = of.resolved(WEIGHTS / "tokenizer", per_length)
+    _write(build_probe_prompts(folder, layout), out or REPOSITORY / "prompts" / "probe.jsonl")
+
+
+@build_app.command("echo")
+def build_echo(*, out: OutOption, of: SetOptions, per_length: PerLengthOption = 1) -> None:
+    """Build words to repeat for a real instruct model: every output token has a known place in its prompt."""
+    from harness.prompts.echo import build_echo_prompts
+
+    folder, layout = of.resolved(per_length=per_length)
+    _write(build_echo_prompts(folder, layout), out)
+
+
+@build_app.command("natural")
+def build_natural(
+    *,
+    out: OutOption,
+    of: SetOptions,
+    per_stratum: Annotated[
+        int | None,
+        typer.Option(min=1, max=5000, metavar="N", help="Prompts per stratum and block size. Default: 8."),
+    ] = None,
+    effect: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=100,
+            metavar="POINTS",
+            help="With --for-profile: build as many prompts as this effect size (percentage points) needs.",
+        ),
+    ] = None,
+    texts: TextOptions,
+    day: Annotated[
+        str | None,
+        typer.Option("--date", metavar="YYYY-MM-DD", help="The date for chat templates that contain one."),
+    ] = None,
+) -> None:
+    """Build questions that people asked, for a real instruct model, padded until they fill every stratum."""
+    from harness.prompts.padded import build_natural_prompts
+
+    folder, layout = of.resolved()
+    count = count_per_stratum(per_stratum, of.for_profile, effect)
+    date_of_templates = parse_day(day)
+    built = build_natural_prompts(folder, texts.read(), layout, count, date_of_templates)
+    print_shortages(built, count)
+    _write(built.prompts, out, built.dropped)
+
+
+@build_app.command("recipe")
+def build_recipe(
+    profile: ProfileOption,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file of texts in place of those that the recipes name."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Rebuild sets that already exist.")] = False,
+) -> None:
+    """Build the sets that the recipes (workload.recipe) of a profile describe.
+
+    One that cannot be built does not stop the others; the exit code is 2 then. Sets that are there are kept.
+    """
+    parts = parts_with_recipes(profile)
+    if not parts:
+        raise UsageError(
+            f"--profile {profile}: expected a recipe for prompts in it (workload.recipe), found none; write one, or "
+            "build a set of a kind, for example with `harness prompts build natural --for-profile`"
+        )
+    raise typer.Exit(build_recipes(parts, file, overwrite))
+
+
+def _write(prompts: PromptSet, path: Path, dropped: Mapping[str, int] | None = None) -> None:
+    """Write a set and say what is in it. ``dropped`` counts the texts that were left out, by reason."""
+    from harness.prompts.model import write_prompts
+
+    write_prompts(prompts, path)
+    print_coverage(prompts)
+    for reason, number in (dropped or {}).items():
+        typer.echo(f"{number} texts left out: {reason}")
+    typer.echo(f"{len(prompts.prompts)} prompts: {path}")
 
 
 def parts_with_recipes(name: str) -> list[Profile]:
@@ -290,10 +286,9 @@ def texts_of_recipe(recipe: PromptRecipe, file: Path | None) -> Texts:
 
     if (own := file or recipe.file) is not None:
         return read_texts(own, recipe.column, recipe.turns)
+    named = (recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.turns, recipe.revision or "")
     try:
-        return texts_of(
-            None, recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.revision or "", recipe.turns
-        )
+        return TextOptions(None, *named).read()
     except EnvironmentFault as error:
         typer.echo(
             f"the data set {recipe.dataset} cannot be had ({str(error).partition(';')[0]}), so the prompts are made of "
@@ -329,26 +324,6 @@ def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profi
     # Below 2, the lookahead stratum has no length of its own.
     more = tuple(n for n in smaller if n > 1)
     return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
-
-
-def texts_of(
-    file: Path | None,
-    dataset: str | None,
-    config: str | None,
-    split: str,
-    column: str,
-    revision: str,
-    turns: Turns = "first",
-) -> Texts:
-    """Read texts from a file or fetch them from the hub. Raises UsageError when both are given."""
-    from harness.profiles.hub import Hub
-    from harness.prompts.datasets import MT_BENCH, fetch_texts, read_texts
-
-    if file is not None and dataset is not None:
-        raise UsageError("expected --file or --dataset, found both")
-    if file is not None:
-        return read_texts(file, column, turns)
-    return fetch_texts(dataset or MT_BENCH, config, split, column, revision, Hub(), turns)
 
 
 def count_per_stratum(given: int | None, source: str | None, effect: float | None) -> int:

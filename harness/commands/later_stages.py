@@ -51,8 +51,8 @@ def _second_stage(
     """Repeat the cells that failed a registered test, with held-out prompts."""
     if prepared.profile.judging.tier == "auto" and not all(p.held_out for p in prepared.sets.values()):
         reporter.line(
-            "no second stage: the prompt set has no prompts held out for it; build one with `harness prompts build "
-            "--held-out`"
+            "no second stage: the prompt set has no prompts held out for it; build one with --held-out "
+            "(harness prompts build)"
         )
         return
     reporter.line(f"second stage: {', '.join(map(str, tests))}")

@@ -35,7 +35,7 @@ def next_step(profile: str, engine_python: str | None = None) -> PrepareStep | N
         return PrepareStep("download the models that are not here", ("models", "--profile", profile, "--download"))
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
         what = "build the prompt sets of the texts that their recipes name; no engine is started"
-        return PrepareStep(what, ("prompts", "build", "--for-profile", profile))
+        return PrepareStep(what, ("prompts", "build", "recipe", "--profile", profile))
     prepared = prepare(profile, [], record=True)
     if not all(found.found for found in lookups_now(prepared, None).values()):
         own = ("--engine-python", engine_python) if engine_python is not None else ()

@@ -235,7 +235,7 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     for problem in _model_problems(profile):
         raise ProfileError(f"profile {source}: {problem}")
     if with_prompts and not profile.workload.prompts.is_file():
-        how = f" --for-profile {called(source)}" if profile.workload.recipe is not None else ""
+        how = f" recipe --profile {called(source)}" if profile.workload.recipe is not None else ""
         raise ProfileError(
             f"profile {source}: workload.prompts: expected a prompt set at {profile.workload.prompts}, found none. "
             f"Correct the path, or run `harness prompts build{how}`"

@@ -75,7 +75,7 @@ class ScenarioPrompts(Strict):
 
 
 class PromptRecipe(Strict):
-    """How ``harness prompts build --for-profile`` builds the prompt set of a profile. Plans use its numbers until the
+    """How ``harness prompts build recipe`` builds the prompt set of a profile. Plans use its numbers until the
     set exists."""
 
     dataset: str | None = None

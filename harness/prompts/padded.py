@@ -134,7 +134,7 @@ def build_natural_prompts(
         more, lacking = scenario_prompts(chat, pool, layout, scenarios.longer_than, texts.source.dataset)
         prompts += more
     what = "conversations" if any(not isinstance(text, str) for _, text in texts.rows) else "first turns"
-    origin = f"{what} of {texts.source.dataset}, padded by `harness prompts build --kind natural`"
+    origin = f"{what} of {texts.source.dataset}, padded by `harness prompts build`"
     prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
     return Built(prompt_set, {reason: n for reason, n in dropped.items() if n}, chat.shortest, lacking)
 

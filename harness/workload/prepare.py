@@ -202,7 +202,7 @@ def _fitting_prompts(part: Profile, source: str, record: bool, planned: bool) ->
         raise UsageError(
             f"{where}: expected prompts held out for the second stage (use: held-out) in "
             f"{part.workload.prompts.name}, found none; build a set with "
-            "`harness prompts build --held-out`, or set judging.stages to 1"
+            "--held-out (harness prompts build), or set judging.stages to 1"
         )
     held_out = cold_prompts(prompts.held_out, part.workload)
     again = (held_out,) if part.judging.stages == 2 and part.judging.tier == "normal" and not record else ()

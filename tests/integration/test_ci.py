@@ -391,7 +391,7 @@ def test_part_fetches_models_and_prompts_and_runs_without_missing_ones(tmp_path)
     assert found == 0
     assert calls == [
         "models --profile night ly.yaml --cell pd-eagle3 --cell single-none --download",
-        "prompts build --for-profile night ly.yaml",
+        "prompts build recipe --profile night ly.yaml",
         "run --part --out reports/part-1 --profile night ly.yaml --cell pd-eagle3 --cell single-none",
     ]
     assert (folder / "agent").read_text().splitlines()[0] == "secret get HF_TOKEN"

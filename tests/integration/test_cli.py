@@ -71,8 +71,8 @@ def test_help_states_the_exit_codes():
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
         (["aa", "--repeat", "1"], 64, "repeat"),
         (["aa", "--cell", "pd-medusa"], 64, "expected a pattern that matches a cell"),
-        (["prompts", "build", "--kind", "echo"], 64, "expected --tokenizer DIR"),
-        (["prompts", "build", "--kind", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
+        (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "expected --tokenizer DIR"),
+        (["prompts", "build", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
     ],
 )
 def test_bad_input(arguments, code, sentence):

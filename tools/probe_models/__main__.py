@@ -26,7 +26,7 @@ def build_command(
     """Train the probe models from scratch (about 110 minutes on two cores)."""
     description = build(out, typer.echo)
     typer.echo(f"wrote {out}: {description['weights_bytes'] / 1e6:.1f} MB in {description['training_seconds']} s")
-    typer.echo("next: harness prompts build, harness baseline record, harness probe measure reports/latest")
+    typer.echo("next: harness prompts build copy, harness baseline record, harness probe measure reports/latest")
 
 
 if __name__ == "__main__":

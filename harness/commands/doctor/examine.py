@@ -195,7 +195,7 @@ def _data_items(profile: Profile, source: str) -> list[Examined]:
     paths = list(dict.fromkeys(p.workload.prompts for p in profile.parts))
     for path in paths:
         parts = [p for p in profile.parts if p.workload.prompts == path]
-        recipe = f" --for-profile {source}" if parts[0].workload.recipe is not None else ""
+        recipe = f" recipe --profile {source}" if parts[0].workload.recipe is not None else ""
 
         def prompts(part: Profile = parts[0]) -> str:
             prompt_set = load_prompts(part.workload.prompts)

@@ -38,7 +38,7 @@ def test_baselines_come_after_prompts(tmp_path):
         }
 
     path = changed_profile(tmp_path, unbuilt)
-    assert next_step(path).argv == ("prompts", "build", "--for-profile", path)
+    assert next_step(path).argv == ("prompts", "build", "recipe", "--profile", path)
 
 
 def test_models_come_first(tmp_path, monkeypatch):

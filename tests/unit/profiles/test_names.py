@@ -61,4 +61,4 @@ def test_missing_prompts_are_asked_for_by_the_file_that_wants_them(tmp_path):
     path = extending(tmp_path, workload={"prompts": "none.jsonl", "recipe": recipe})
     with pytest.raises(ProfileError) as caught:
         read_profile(path, with_prompts=True)
-    assert f"`harness prompts build --for-profile {path}`" in str(caught.value)
+    assert f"`harness prompts build recipe --profile {path}`" in str(caught.value)
