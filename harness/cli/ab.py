@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.options import (
-    CellOption,
     EngineArgOption,
     EngineEnvOption,
     KeyVariableOption,
     OutOption,
-    ProfileOption,
-    ScenarioOption,
+    Selection,
     key_in,
     make_console,
 )
@@ -23,21 +21,19 @@ from harness.util.text import counted
 
 
 def ab_command(
+    *,
     base: Annotated[
         str | None,
         typer.Option(
-            "--base",
             metavar="VLLM|URL",
             help="vLLM as it was: a version (0.30.0), a wheel, a commit of its main branch, an interpreter, or a "
             "single server without speculation that runs already. Default: the vLLM of this environment.",
         ),
     ] = None,
     head: Annotated[
-        str | None, typer.Option("--head", metavar="VLLM", help="vLLM with the change. Default: that of --base.")
+        str | None, typer.Option(metavar="VLLM", help="vLLM with the change. Default: that of --base.")
     ] = None,
-    profile: ProfileOption = "cpu",
-    cell: CellOption = None,
-    scenario: ScenarioOption = None,
+    of: Selection,
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
     key_variable: KeyVariableOption = None,
@@ -69,7 +65,7 @@ def ab_command(
     from harness.runner.run import require_free
     from harness.util.progress import Reporter
 
-    prepared = with_references(profile, cell or [], scenario or [])
+    prepared = with_references(*of.names)
     require_free(prepared, flags)
     with Reporter(2 * prepared.expected_s, starts_s=2 * prepared.starts_s) as reporter:
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")

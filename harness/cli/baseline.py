@@ -13,19 +13,14 @@ from harness.cli.help import HelpfulGroup
 from harness.cli.options import (
     BaselinesFolderOption,
     CellOption,
-    EngineArgOption,
-    EngineEnvOption,
+    EngineOptions,
     GivenRunDir,
     JsonOption,
-    OutOption,
     ProfileOption,
-    PythonOption,
-    flags_for,
     make_console,
     print_json,
 )
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
-from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted
 
 if TYPE_CHECKING:
@@ -38,12 +33,10 @@ baseline_app = typer.Typer(
 
 @baseline_app.command("record")
 def record(
+    *,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    engines: EngineOptions,
     repeat: Annotated[
         int,
         typer.Option(
@@ -59,7 +52,7 @@ def record(
         Path | None, typer.Option("--from", metavar="RUN_DIR", help="Use a recorded run instead of starting engines.")
     ] = None,
     again: Annotated[
-        Path | None, typer.Option("--again", metavar="RUN_DIR", help="With --from: a repetition of that run, for A/A.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="With --from: a repetition of that run, for A/A.")
     ] = None,
     baselines: BaselinesFolderOption = None,
 ) -> None:
@@ -75,7 +68,7 @@ def record(
     from harness.workload.prepare import prepare
 
     prepared = prepare(profile, cell or ["single-*"], record=True)
-    flags = flags_for(prepared, engine_arg, engine_env)
+    flags = engines.flags_for(prepared)
     if again is not None and from_run is None:
         raise UsageError("--again: expected --from RUN_DIR with it, found none")
     if from_run is not None:
@@ -88,7 +81,8 @@ def record(
         # Engines start once, whatever they are asked.
         expected = repeat * (prepared.expected_s - prepared.starts_s) + prepared.starts_s
         with Reporter(expected, starts_s=prepared.starts_s) as reporter:
-            made = record_single_engines(prepared, out, engine_python, reporter, repeat, folder, flags)
+            where = (engines.out, engines.engine_python)
+            made = record_single_engines(prepared, *where, reporter, repeat, folder, flags)
     _print_made(made)
     if made.left_out or made.once:
         raise typer.Exit(EXIT_UNKNOWN)
@@ -112,9 +106,7 @@ def _print_made(made: NewBaselines) -> None:
 @baseline_app.command("accept")
 def accept(
     run_dir: GivenRunDir,
-    again: Annotated[
-        Path | None, typer.Option("--again", metavar="RUN_DIR", help="A repetition of that run, for A/A.")
-    ] = None,
+    again: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="A repetition of that run, for A/A.")] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -159,7 +151,7 @@ def diff(
 def list_stored(
     profile: ProfileOption = "cpu",
     baselines: Annotated[
-        Path | None, typer.Option("--baselines", metavar="DIR", help="Folder to list. Default: the profile's.")
+        Path | None, typer.Option(metavar="DIR", help="Folder to list. Default: the profile's.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import CellOption, ProfileOption
+
+if TYPE_CHECKING:
+    from harness.commands.ci.plan import SplitRun
 
 ci_app = typer.Typer(
     cls=HelpfulGroup,
@@ -19,56 +22,56 @@ ci_app = typer.Typer(
     ),
 )
 
-MinutesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--minutes-per-step",
-        metavar="N",
-        min=1,
-        help="Expected minutes up to which groups of engines share a step. Default: those of the longest group.",
-    ),
-]
-GpusOption = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus", metavar="N", min=1, max=64, help="GPUs of each step's machine. Default: as few as its engines need."
-    ),
-]
-RecordOption = Annotated[
-    bool, typer.Option("--record", help="Record baselines: the single engines alone, everything twice.")
-]
+
+class SplitOptions(NamedTuple):
+    """What is split into parts, and how."""
+
+    profile: ProfileOption = "cpu"
+    cell: CellOption = None
+    minutes: Annotated[
+        int | None,
+        typer.Option(
+            "--minutes-per-step",
+            metavar="N",
+            min=1,
+            help="Expected minutes up to which groups of engines share a step. Default: those of the longest group.",
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=64, help="GPUs of each step's machine. Default: as few as its engines need."
+        ),
+    ] = None
+    record: Annotated[
+        bool, typer.Option("--record", help="Record baselines: the single engines alone, everything twice.")
+    ] = False
+
+    def split(self) -> SplitRun:
+        from harness.commands.ci.plan import split_run
+
+        return split_run(self.profile, self.cell or [], self.minutes, self.gpus, self.record)
 
 
 @ci_app.command("matrix")
-def matrix(
-    profile: ProfileOption = "cpu",
-    cell: CellOption = None,
-    minutes: MinutesOption = None,
-    gpus: GpusOption = None,
-    record: RecordOption = False,
-) -> None:
+def matrix(*, of: SplitOptions) -> None:
     """Print the parts of a profile as one line of JSON, the `strategy.matrix` of ci/github/nightly.yaml."""
-    from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import github_matrix
 
-    print(json.dumps(github_matrix(split_run(profile, cell or [], minutes, gpus, record))))
+    print(json.dumps(github_matrix(of.split())))
 
 
 @ci_app.command("buildkite")
 def buildkite(
-    profile: ProfileOption = "cpu",
-    cell: CellOption = None,
-    minutes: MinutesOption = None,
-    gpus: GpusOption = None,
-    record: RecordOption = False,
+    *,
+    of: SplitOptions,
     queue: Annotated[
-        str, typer.Option("--queue", help="Agent queue of the parts; {gpus} in it becomes the GPUs of the step.")
+        str, typer.Option(help="Agent queue of the parts; {gpus} in it becomes the GPUs of the step.")
     ] = "default",
     verdict_queue: Annotated[
         str | None,
         typer.Option(
-            "--verdict-queue",
-            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all.",
+            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all."
         ),
     ] = None,
 ) -> None:
@@ -76,12 +79,10 @@ def buildkite(
 
     Pass it to `buildkite-agent pipeline upload --no-interpolation`.
     """
-    from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import buildkite_pipeline
 
-    run = split_run(profile, cell or [], minutes, gpus, record)
     last = verdict_queue or ("default" if "{gpus}" in queue else queue)
-    print(json.dumps(buildkite_pipeline(run, queue, last)))
+    print(json.dumps(buildkite_pipeline(of.split(), queue, last)))
 
 
 @ci_app.command("engines")
@@ -94,7 +95,7 @@ def engines(
             "interpreter that has one. On CPUs, a wheel built for CUDA gives its Python files to the locked CPU build.",
         ),
     ],
-    device: Annotated[Literal["cpu", "gpu"], typer.Option("--device", help="What the engines run on.")] = "cpu",
+    device: Annotated[Literal["cpu", "gpu"], typer.Option(help="What the engines run on.")] = "cpu",
 ) -> None:
     """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
     from harness.engines.builds import engine_python

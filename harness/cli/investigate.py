@@ -6,21 +6,12 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from harness.cli import completion
-from harness.cli.options import (
-    LATEST,
-    EngineArgOption,
-    EngineEnvOption,
-    MutantOption,
-    OutOption,
-    ProfileOption,
-    PythonOption,
-    make_console,
-)
+from harness.cli.options import LATEST, EngineOptions, MutantOption, OutOption, ProfileOption, make_console
 from harness.errors import UsageError
 from harness.history.layout import require_run
 from harness.util.paths import DEFAULT_OUT
@@ -34,32 +25,6 @@ if TYPE_CHECKING:
     from harness.workload.prepare import Prepared
 
 
-RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN_DIR",
-        help="The run that had the finding; may be left out.",
-        show_default="reports/latest",
-        autocompletion=completion.runs_or_findings,
-    ),
-]
-FindingArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FINDING",
-        help="The finding's id, or a unique prefix of it.",
-        show_default=False,
-        autocompletion=completion.findings,
-    ),
-]
-CellOption = Annotated[
-    str | None,
-    typer.Option("--cell", "-c", autocompletion=completion.cells, help="Without a run: the cell, e.g. pd-eagle3."),
-]
-PromptOption = Annotated[str | None, typer.Option("--prompt", help="Without a run: the id of a prompt, or a stratum.")]
-ScenarioOption = Annotated[
-    str, typer.Option("--scenario", "-s", autocompletion=completion.scenarios, help="Without a run: the scenario.")
-]
 RateOption = Annotated[
     float | None,
     typer.Option(
@@ -79,66 +44,85 @@ TrustOption = Annotated[
 ]
 
 
-def run_and_finding(
-    run_dir: str | None, finding: str | None, cell: str | None, prompt: str | None, scenario: str
-) -> tuple[Path | None, str | None]:
-    """Return the run and its finding to try, or twice None when a cell is given instead.
+class TriedOptions(NamedTuple):
+    """What is tried: a finding of a run, or a cell with a prompt or scenario."""
 
-    The latest run is meant by a finding alone. Raises UsageError unless exactly one of the two ways is taken,
-    and NotARunError when there is no such run.
-    """
-    if cell is not None:
-        if run_dir is not None:
-            raise UsageError(f"expected a finding of a run or --cell, found both: {run_dir} and --cell {cell}")
-        if prompt is None and scenario == "cold":
-            raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
-        return None, None
-    if run_dir is None or (finding is None and Path(run_dir).is_dir()):
-        found = f"no finding of {run_dir}" if run_dir is not None else "neither"
-        raise UsageError(
-            f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness check RUN_DIR --json` lists "
-            "the findings of a run"
-        )
-    folder, wanted = (Path(run_dir), finding) if finding is not None else (LATEST, run_dir)
-    require_run(folder)
-    return folder, wanted
+    run_dir: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_DIR",
+            help="The run that had the finding; may be left out.",
+            show_default="reports/latest",
+            autocompletion=completion.runs_or_findings,
+        ),
+    ] = None
+    finding: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FINDING",
+            help="The finding's id, or a unique prefix of it.",
+            show_default=False,
+            autocompletion=completion.findings,
+        ),
+    ] = None
+    cell: Annotated[
+        str | None,
+        typer.Option("--cell", "-c", autocompletion=completion.cells, help="Without a run: the cell, e.g. pd-eagle3."),
+    ] = None
+    prompt: Annotated[str | None, typer.Option(help="Without a run: the id of a prompt, or a stratum.")] = None
+    scenario: Annotated[
+        str, typer.Option("--scenario", "-s", autocompletion=completion.scenarios, help="Without a run: the scenario.")
+    ] = "cold"
+    profile: ProfileOption = "cpu"
 
+    def origin(self) -> tuple[Path | None, str | None]:
+        """Return the run and its finding to try, or twice None when a cell is given instead.
 
-def what_to_try(
-    run_dir: Path | None,
-    finding: str | None,
-    cell: str | None,
-    prompt: str | None,
-    scenario: str,
-    profile: str,
-    trust_code: bool,
-    rate: float | None,
-    flags: EngineFlags | None = None,
-) -> tuple[Prepared, Target, tuple[str, ...]]:
-    """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
+        The latest run is meant by a finding alone. Raises UsageError unless exactly one of the two ways is taken,
+        and NotARunError when there is no such run.
+        """
+        given = self.run_dir
+        if self.cell is not None:
+            if given is not None:
+                raise UsageError(f"expected a finding of a run or --cell, found both: {given} and --cell {self.cell}")
+            if self.prompt is None and self.scenario == "cold":
+                raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+            return None, None
+        if given is None or (self.finding is None and Path(given).is_dir()):
+            found = f"no finding of {given}" if given is not None else "neither"
+            raise UsageError(
+                f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness check RUN_DIR --json` "
+                "lists the findings of a run"
+            )
+        folder, wanted = (Path(given), self.finding) if self.finding is not None else (LATEST, given)
+        require_run(folder)
+        return folder, wanted
 
-    The run, finding and cell are those of ``run_and_finding``; ``rate`` replaces that of the run. Raises UsageError
-    when there is no such finding or prompt, or when ``flags`` are not those of the run's engines.
-    """
-    from harness.commands.repro import Goal, from_names, from_run
-    from harness.engines.flags import NO_FLAGS
+    def to_try(
+        self, trust_code: bool, rate: float | None, flags: EngineFlags | None = None
+    ) -> tuple[Prepared, Target, tuple[str, ...]]:
+        """Return the cell, the prompt or scenario in it, and the mutants that repro and bisect try.
 
-    if run_dir is not None and finding is not None:
-        prepared, target, mutants = from_run(run_dir, finding, trust_code, flags or NO_FLAGS)
-    else:
-        prepared, target, mutants = from_names(profile, cell or "", prompt or "", scenario)
-    if rate is not None:
-        target = target._replace(goal=Goal(rate, "as --rate says"))
-    return prepared, target, mutants
+        ``rate`` replaces that of the run. Raises UsageError when there is no such finding or prompt, or when ``flags``
+        are not those of the run's engines.
+        """
+        from harness.commands.repro import Goal, from_names, from_run
+        from harness.engines.flags import NO_FLAGS
+
+        run, finding = self.origin()
+        if run is not None and finding is not None:
+            prepared, target, mutants = from_run(run, finding, trust_code, flags or NO_FLAGS)
+        else:
+            names = (self.profile, self.cell or "", self.prompt or "", self.scenario)
+            prepared, target, mutants = from_names(*names)
+        if rate is not None:
+            target = target._replace(goal=Goal(rate, "as --rate says"))
+        return prepared, target, mutants
 
 
 def repro_command(
-    run_dir: RunArgument = None,
-    finding: FindingArgument = None,
-    cell: CellOption = None,
-    prompt: PromptOption = None,
-    scenario: ScenarioOption = "cold",
-    profile: ProfileOption = "cpu",
+    *,
+    of: TriedOptions,
     repeat: Annotated[
         int | None,
         typer.Option(
@@ -161,31 +145,25 @@ def repro_command(
         typer.Option("--shrink", help="Find the smallest case that shows it, and the rule of failing prompt lengths."),
     ] = False,
     starts: Annotated[
-        int,
-        typer.Option(
-            "--starts", metavar="N", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts."
-        ),
+        int, typer.Option(metavar="N", min=0, help="With --shrink: maximum engine restarts for trying fewer drafts.")
     ] = 4,
     mutant: MutantOption = None,
     export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="FILE", help="Write one Python file that shows it without this project."),
+        Path | None, typer.Option(metavar="FILE", help="Write one Python file that shows it without this project.")
     ] = None,
     export_issue: Annotated[
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
     trust_code: TrustOption = False,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    engines: EngineOptions,
 ) -> None:
     """Try a finding again: the same cell, engine flags, prompt and scenario.
 
     Exit code 1 when it shows again, 0 when enough quiet attempts exclude the rate at which it showed in the run, 2 when
     there were too few or none was conclusive.
     """
-    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    origin = of.origin()
+    run, _ = origin
     if export_issue and export is None:
         raise UsageError("--export-issue: expected --export FILE with it, found none")
     if export is not None:
@@ -197,19 +175,18 @@ def repro_command(
     if mutant and run is not None:
         raise UsageError("--mutant: expected none with a run, found one; the injected faults of the run are used")
     from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
-    from harness.engines.flags import parse_flags
     from harness.mutants.install import require_alone
     from harness.reports.terminal import print_summary
     from harness.runner.run import require_free
     from harness.util.progress import Reporter
 
-    flags = parse_flags(engine_arg or [], engine_env or [])
+    flags = engines.flags()
     if flags.options and (shrink or export is not None):
         raise UsageError(
             f"expected --shrink and --export without --engine-arg and --engine-env, found {shlex.join(flags.options)}; "
             "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
         )
-    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate, flags)
+    prepared, target, mutants = of.to_try(trust_code, rate, flags)
     require_free(prepared, flags, every_role=run is None)
     if mutant:
         require_alone(mutant, together=False)
@@ -220,11 +197,11 @@ def repro_command(
         from harness.commands.export.finding import export as write_export
 
         if export is not None:
-            write_export(make, prepared, (run, finding), export, export_issue, engine_python, smallest)
+            write_export(make, prepared, origin, export, export_issue, engines.engine_python, smallest)
             _print_exported(export, export_issue, mutants)
 
     if shrink:
-        raise typer.Exit(_shrink(prepared, target, mutants, out, engine_python, starts, write))
+        raise typer.Exit(_shrink(prepared, target, mutants, engines, starts, write))
     if export is not None:
         from harness.commands.export.finding import case_from
 
@@ -239,18 +216,9 @@ def repro_command(
 
     most = repeat or (1 if keep else MOST_TRIES)
     with Reporter(expected_s(prepared, min(most, target.goal.tries))) as reporter:
-        result = reproduce(
-            prepared,
-            target,
-            mutants,
-            out,
-            engine_python,
-            reporter,
-            most,
-            settled if repeat is None else measured,
-            wait if keep else None,
-            flags,
-        )
+        where = (engines.out, engines.engine_python, reporter)
+        enough = settled if repeat is None else measured
+        result = reproduce(prepared, target, mutants, *where, most, enough, wait if keep else None, flags)
     if result.summary is not None:
         print_summary(result.summary, console)
     console.print(f"{result.sentence}; {result.seconds:.0f} s", highlight=False)
@@ -261,8 +229,7 @@ def _shrink(
     prepared: Prepared,
     target: Target,
     mutants: tuple[str, ...],
-    out: Path,
-    engine_python: str | None,
+    engines: EngineOptions,
     starts: int,
     write: Callable[[Callable[[EngineEnvironment], Case], Smallest], None],
 ) -> int:
@@ -272,7 +239,7 @@ def _shrink(
     from harness.util.progress import Reporter
 
     with Reporter(expected_s(prepared)) as reporter:
-        result = shrink(prepared, target, mutants, out, engine_python, reporter, starts)
+        result = shrink(prepared, target, mutants, engines.out, engines.engine_python, reporter, starts)
     print(result.sentence)
     if result.law:
         print(f"lengths: {result.law}")
@@ -304,23 +271,16 @@ def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
 
 
 def bisect_command(
+    *,
     good: Annotated[
         str,
-        typer.Option(
-            "--good", metavar="VERSION|PYTHON", help="The older end, without the defect: 0.30.0, or an interpreter."
-        ),
+        typer.Option(metavar="VERSION|PYTHON", help="The older end, without the defect: 0.30.0, or an interpreter."),
     ],
-    bad: Annotated[str, typer.Option("--bad", metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
-    run_dir: RunArgument = None,
-    finding: FindingArgument = None,
-    cell: CellOption = None,
-    prompt: PromptOption = None,
-    scenario: ScenarioOption = "cold",
-    profile: ProfileOption = "cpu",
+    bad: Annotated[str, typer.Option(metavar="VERSION|PYTHON", help="The newer end, with the defect.")],
+    of: TriedOptions,
     candidate: Annotated[
         list[str] | None,
         typer.Option(
-            "--candidate",
             metavar="VERSION|PYTHON",
             help="An intermediate version. Repeatable. Default: every release between the ends, or none when both ends "
             "are interpreters.",
@@ -347,22 +307,15 @@ def bisect_command(
     Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
     are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
     """
-    run, finding = run_and_finding(run_dir, finding, cell, prompt, scenario)
+    of.origin()
     from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
     from harness.commands.bisect.run import bisect as search_versions
     from harness.commands.repro import MOST_TRIES
-    from harness.engines.builds import (
-        DISTRIBUTIONS,
-        in_order,
-        installed,
-        read_candidate,
-        release,
-        released_versions,
-    )
+    from harness.engines.builds import DISTRIBUTIONS, in_order, installed, read_candidate, release, released_versions
     from harness.runner.run import new_folder
     from harness.util.progress import Reporter
 
-    prepared, target, mutants = what_to_try(run, finding, cell, prompt, scenario, profile, trust_code, rate)
+    prepared, target, mutants = of.to_try(trust_code, rate)
     most = repeat or MOST_TRIES
     if most < target.goal.tries:
         raise UsageError(

@@ -38,7 +38,6 @@ def check_command(
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against",
             metavar="RUN_DIR",
             autocompletion=completion.runs,
             help="Compare with the single-engine cells of this run instead.",
@@ -47,15 +46,13 @@ def check_command(
     expect: Annotated[
         str | None,
         typer.Option(
-            "--expect",
             metavar="PROFILE",
             autocompletion=completion.profiles,
             help="UNKNOWN unless the run planned every request of this profile, so that a part cannot pass for it.",
         ),
     ] = None,
     record: Annotated[
-        str | None,
-        typer.Option("--record", metavar="SHA256", help="Judge only the record with this hash, or a prefix of it."),
+        str | None, typer.Option(metavar="SHA256", help="Judge only the record with this hash, or a prefix of it.")
     ] = None,
     out: ReportsOption = None,
     write: Annotated[
@@ -84,7 +81,6 @@ def report_command(
     compare: Annotated[
         Path | None,
         typer.Option(
-            "--compare",
             metavar="FIRST",
             autocompletion=completion.runs,
             help="Compare this run with RUN_DIR: report --compare FIRST SECOND.",
@@ -93,7 +89,6 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             metavar="PATH",
             help="Folder to write the reports into, instead of the run's. With --compare: the file to write.",
         ),
@@ -156,15 +151,12 @@ def _compare(first: Path, second: Path, page: Path, references: References, as_j
 def trend_command(
     runs_dir: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of recorded runs, e.g. reports.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: RUNS_DIR/trend.html.")
+        Path | None, typer.Option(metavar="FILE", help="File to write. Default: RUNS_DIR/trend.html.")
     ] = None,
     nights: Annotated[
         int,
         typer.Option(
-            "--nights",
-            metavar="RUNS",
-            min=2,
-            help="Mean number of runs of unchanged engines between false drift notices.",
+            metavar="RUNS", min=2, help="Mean number of runs of unchanged engines between false drift notices."
         ),
     ] = 365,
     baselines: BaselinesOption = None,
@@ -195,11 +187,10 @@ def merge_command(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Recorded runs, or folders with runs below them.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the merged run; new or empty.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the merged run; new or empty.")],
     expect: Annotated[
         str | None,
         typer.Option(
-            "--expect",
             metavar="PROFILE",
             autocompletion=completion.profiles,
             help="The profile that the parts cover: all its cells must be present, and its baselines are used. "

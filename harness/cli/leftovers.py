@@ -68,7 +68,7 @@ def _row(tree: Found) -> list[str]:
 def clean_command(
     logs: Annotated[
         list[Path] | None,
-        typer.Option("--logs", metavar="FOLDER", help="Also redact secrets in the logs of all runs below this folder."),
+        typer.Option(metavar="FOLDER", help="Also redact secrets in the logs of all runs below this folder."),
     ] = None,
 ) -> None:
     """Clean up after an earlier crash.

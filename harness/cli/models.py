@@ -141,7 +141,7 @@ probe_app = typer.Typer(
 def measure(
     run_dir: RunDir = LATEST,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write. Default: beside the weights.")
+        Path | None, typer.Option(metavar="FILE", help="File to write. Default: beside the weights.")
     ] = None,
 ) -> None:
     """Measure exactness, acceptance and top-2 gaps of the probe models from a recorded run with single-engine cells."""

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -194,6 +194,55 @@ KnownOption = Annotated[
 ]
 
 
+class Selection(NamedTuple):
+    """What a command is about: cells and scenarios of a profile."""
+
+    profile: ProfileOption = "cpu"
+    cell: CellOption = None
+    scenario: ScenarioOption = None
+
+    @property
+    def names(self) -> tuple[str, list[str], list[str]]:
+        """The profile, and the patterns of cells and of scenarios."""
+        return self.profile, self.cell or [], self.scenario or []
+
+
+class QuickSelection(NamedTuple):
+    """The same where the profile's quick form can be asked for."""
+
+    profile: QuickProfileOption = "cpu"
+    cell: CellOption = None
+    scenario: ScenarioOption = None
+    quick: QuickOption = False
+
+    def chosen(self) -> Selection:
+        """Return it with the form of the profile that is meant. Raises ProfileError or UsageError without one."""
+        return Selection(chosen_profile(self.profile, self.quick), self.cell, self.scenario)
+
+
+class EngineOptions(NamedTuple):
+    """Which engines are started, and where what they say is recorded."""
+
+    out: OutOption = DEFAULT_OUT
+    engine_python: PythonOption = None
+    engine_arg: EngineArgOption = None
+    engine_env: EngineEnvOption = None
+
+    def flags(self) -> EngineFlags:
+        """Return what ``--engine-arg`` and ``--engine-env`` add. Raises UsageError for what is neither."""
+        from harness.engines.flags import parse_flags
+
+        return parse_flags(self.engine_arg or [], self.engine_env or [])
+
+    def flags_for(self, prepared: Prepared) -> EngineFlags:
+        """Return them for a run. Raises UsageError also for what the harness itself sets."""
+        from harness.runner.run import require_free
+
+        flags = self.flags()
+        require_free(prepared, flags)
+        return flags
+
+
 def chosen_profile(profile: str, quick: bool) -> str:
     """Return the profile or its quick form. Raises ProfileError or UsageError when there is no such profile."""
     from harness.profiles.load import require_profile
@@ -211,19 +260,6 @@ def key_in(variable: str | None) -> ApiKey | None:
     if variable is not None and not os.environ.get(variable):
         raise UsageError(f"--key-variable {variable}: expected the key of the servers in it, found it unset")
     return ApiKey(os.environ[variable]) if variable is not None else None
-
-
-def flags_for(prepared: Prepared, arguments: list[str] | None, variables: list[str] | None) -> EngineFlags:
-    """Return what ``--engine-arg`` and ``--engine-env`` add to the engines of a run.
-
-    Raises UsageError for what is neither, and for what the harness itself sets.
-    """
-    from harness.engines.flags import parse_flags
-    from harness.runner.run import require_free
-
-    flags = parse_flags(arguments or [], variables or [])
-    require_free(prepared, flags)
-    return flags
 
 
 def quick_form(profile: str) -> str:

@@ -11,34 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli import shapes
-from harness.cli.options import (
-    CellOption,
-    JsonOption,
-    ProfileOption,
-    PythonOption,
-    QuickOption,
-    QuickProfileOption,
-    ScenarioOption,
-    chosen_profile,
-    make_console,
-    print_json,
-)
+from harness.cli.options import JsonOption, ProfileOption, PythonOption, QuickSelection, make_console, print_json
 from harness.errors import EXIT_UNKNOWN, UsageError
 
 
 def plan_command(
-    profile: QuickProfileOption = "cpu",
-    cell: CellOption = None,
-    scenario: ScenarioOption = None,
-    quick: QuickOption = False,
+    *,
+    of: QuickSelection,
     effect: Annotated[
         float,
         typer.Option(
-            "--effect",
-            metavar="POINTS",
-            min=0.01,
-            max=100,
-            help="Effect size in percentage points to plan the prompts for.",
+            metavar="POINTS", min=0.01, max=100, help="Effect size in percentage points to plan the prompts for."
         ),
     ] = 1.0,
     full: Annotated[
@@ -55,22 +38,22 @@ def plan_command(
     """
     from harness.profiles.schema import full_text, schema_text
 
-    profile = chosen_profile(profile, quick)
+    chosen = of.chosen()
     if schema or full:
         if as_json:
             raise UsageError("--json: expected it without --full and --schema, found one of them")
-        print(schema_text() if schema else full_text(profile), end="")
+        print(schema_text() if schema else full_text(chosen.profile), end="")
         return
     from harness.commands.plan import models_of_hub, print_models, print_plan
     from harness.judging.power import sensitivity
     from harness.workload.prepare import prepare
 
-    prepared = prepare(profile, cell or [], scenario or [], planned=True)
+    prepared = prepare(*chosen.names, planned=True)
     if as_json:
-        print_json(shapes.plan(prepared, sensitivity(prepared), effect, models_of_hub(profile)))
+        print_json(shapes.plan(prepared, sensitivity(prepared), effect, models_of_hub(chosen.profile)))
         return
     print_plan(prepared, effect, make_console())
-    print_models(profile, make_console())
+    print_models(chosen.profile, make_console())
 
 
 def doctor_command(
@@ -99,36 +82,34 @@ def doctor_command(
 
 def init_command(
     target: Annotated[
-        str, typer.Option("--target", metavar="MODEL", help="A folder, or a name on the hub: Qwen/Qwen3-4B[@REVISION].")
+        str, typer.Option(metavar="MODEL", help="A folder, or a name on the hub: Qwen/Qwen3-4B[@REVISION].")
     ],
     drafter: Annotated[
-        str | None, typer.Option("--drafter", metavar="MODEL", help="The model that drafts, named in the same way.")
+        str | None, typer.Option(metavar="MODEL", help="The model that drafts, named in the same way.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="MODEL", help="The tokenizer, if it is not beside the target.")
+        str | None, typer.Option(metavar="MODEL", help="The tokenizer, if it is not beside the target.")
     ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="Speculation method as vLLM calls it: eagle3, dflash, mtp, ngram, …")
+        str, typer.Option(help="Speculation method as vLLM calls it: eagle3, dflash, mtp, ngram, …")
     ] = "none",
     drafts: Annotated[int | None, typer.Option("-k", metavar="N", help="Drafts per step. Default: 3.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="cpu|gpu", help="What the engines run on.")] = "gpu",
+    device: Annotated[str, typer.Option(metavar="cpu|gpu", help="What the engines run on.")] = "gpu",
     block_size: Annotated[
-        int | None,
-        typer.Option("--block-size", min=8, max=1024, help="Tokens of a KV block. Default: 16 on GPU, 32 on CPU."),
+        int | None, typer.Option(min=8, max=1024, help="Tokens of a KV block. Default: 16 on GPU, 32 on CPU.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the profile. Default: that of the target, in lower case.")
+        str | None, typer.Option(help="Name of the profile. Default: that of the target, in lower case.")
     ] = None,
     questions: Annotated[
         Path | None,
         typer.Option(
-            "--questions",
             metavar="FILE",
             help="Texts for the prompts, which need no hub then: .jsonl, .parquet, or plain text with one a line.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write, never over another. Default: print it.")
+        Path | None, typer.Option(metavar="FILE", help="File to write, never over another. Default: print it.")
     ] = None,
 ) -> None:
     """Write a profile for a model and its drafter: harness init --target Qwen/Qwen3-4B > mine.yaml.

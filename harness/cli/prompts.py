@@ -170,8 +170,7 @@ def build_natural(
     out: OutOption,
     of: SetOptions,
     per_stratum: Annotated[
-        int | None,
-        typer.Option(min=1, max=5000, metavar="N", help="Prompts per stratum and block size. Default: 8."),
+        int | None, typer.Option(min=1, max=5000, metavar="N", help="Prompts per stratum and block size. Default: 8.")
     ] = None,
     effect: Annotated[
         float | None,
@@ -184,8 +183,7 @@ def build_natural(
     ] = None,
     texts: TextOptions,
     day: Annotated[
-        str | None,
-        typer.Option("--date", metavar="YYYY-MM-DD", help="The date for chat templates that contain one."),
+        str | None, typer.Option("--date", metavar="YYYY-MM-DD", help="The date for chat templates that contain one.")
     ] = None,
 ) -> None:
     """Build questions that people asked, for a real instruct model, padded until they fill every stratum."""
@@ -203,8 +201,7 @@ def build_natural(
 def build_recipe(
     profile: ProfileOption,
     file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A file of texts in place of those that the recipes name."),
+        Path | None, typer.Option(metavar="FILE", help="A file of texts in place of those that the recipes name.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Rebuild sets that already exist.")] = False,
 ) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
@@ -15,32 +15,24 @@ from harness.cli.options import (
     ATTACH,
     BasePortOption,
     CellOption,
-    EngineArgOption,
-    EngineEnvOption,
+    EngineOptions,
     KeyVariableOption,
     MutantOption,
-    OutOption,
     ProfileOption,
-    PythonOption,
-    QuickOption,
-    QuickProfileOption,
-    ScenarioOption,
+    QuickSelection,
     StrictOption,
-    chosen_profile,
-    flags_for,
     key_in,
     make_console,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 from harness.history.layout import require_run
-from harness.util.paths import DEFAULT_OUT
 from harness.util.text import counted, lasting
 
 if TYPE_CHECKING:
     from harness.commands.serve import Address
     from harness.engines.attached import AttachedExecutor
     from harness.engines.executor import Executor, ExecutorChoice
-    from harness.engines.flags import EngineFlags
+    from harness.profiles.cells import Role
     from harness.reports.judge_run import Outcome
     from harness.supervision.run_in_child import Tell
     from harness.util.progress import Reporter
@@ -49,51 +41,88 @@ if TYPE_CHECKING:
 
 _RAY = "Ray cluster"
 
-PrefillOption = Annotated[
-    str | None,
-    typer.Option(
-        "--prefill",
-        metavar="URL",
-        rich_help_panel=ATTACH,
-        help="Attach to this server as P instead of starting engines.",
-    ),
-]
-DecodeOption = Annotated[
-    str | None, typer.Option("--decode", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as D.")
-]
-SingleOption = Annotated[
-    str | None,
-    typer.Option("--single", metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as an engine alone."),
-]
-RouterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--router",
-        metavar="URL",
-        rich_help_panel=ATTACH,
-        help="Ask the pair through this router, too, which hands off between --prefill and --decode.",
-    ),
-]
+
+class ServerOptions(NamedTuple):
+    """Servers that are asked and not started."""
+
+    prefill: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as P instead of starting engines."
+        ),
+    ] = None
+    decode: Annotated[
+        str | None, typer.Option(metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as D.")
+    ] = None
+    single: Annotated[
+        str | None,
+        typer.Option(metavar="URL", rich_help_panel=ATTACH, help="Attach to this server as an engine alone."),
+    ] = None
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=ATTACH,
+            help="Ask the pair through this router, too, which hands off between --prefill and --decode.",
+        ),
+    ] = None
+    key_variable: KeyVariableOption = None
+
+    @property
+    def urls(self) -> dict[Role, str]:
+        """The servers' addresses by role, without the router's."""
+        given: dict[Role, str | None] = {"prefill": self.prefill, "decode": self.decode, "single": self.single}
+        return {role: url for role, url in given.items() if url}
+
+    def require_whole(self) -> None:
+        """Raise UsageError for a router whose servers are not told."""
+        if self.router is not None and not (self.prefill and self.decode):
+            raise UsageError(
+                "--router: expected --prefill and --decode with it, found one missing; their counters are the proof "
+                "of what the router did"
+            )
+
+
+class RayOptions(NamedTuple):
+    """Where engines run."""
+
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray",
+            rich_help_panel=_RAY,
+            help="local: engines on this machine. ray: on the nodes of a Ray cluster.",
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_RAY,
+            help="With --executor ray: the cluster. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+        ),
+    ] = None
+    pair_nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="same|different|any",
+            rich_help_panel=_RAY,
+            help="With --executor ray: whether P and D share a node. Default: any.",
+        ),
+    ] = None
+
+
 _RECORDED = ("profile", "cell", "scenario", "quick", "out", "prepare_first", "mutant", "together")
 """Options that ``--resume`` takes from the recorded run."""
 
 
 def run_command(
     context: typer.Context,
-    profile: QuickProfileOption = "cpu",
-    cell: CellOption = None,
-    scenario: ScenarioOption = None,
-    quick: QuickOption = False,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    *,
+    of: QuickSelection,
+    engines: EngineOptions,
     base_port: BasePortOption = None,
-    prefill: PrefillOption = None,
-    decode: DecodeOption = None,
-    single: SingleOption = None,
-    router: RouterOption = None,
-    key_variable: KeyVariableOption = None,
+    servers: ServerOptions,
     prepare_first: Annotated[
         bool,
         typer.Option(
@@ -116,37 +145,10 @@ def run_command(
             "whatever the verdict, and with 2 when something is missing and a retry may help.",
         ),
     ] = False,
-    executor: Annotated[
-        str,
-        typer.Option(
-            "--executor",
-            metavar="local|ray",
-            rich_help_panel=_RAY,
-            help="local: engines on this machine. ray: on the nodes of a Ray cluster.",
-        ),
-    ] = "local",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            metavar="HOST:PORT",
-            rich_help_panel=_RAY,
-            help="With --executor ray: the cluster. Default: RAY_ADDRESS, or a cluster of this machine alone.",
-        ),
-    ] = None,
-    pair_nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--pair-nodes",
-            metavar="same|different|any",
-            rich_help_panel=_RAY,
-            help="With --executor ray: whether P and D share a node. Default: any.",
-        ),
-    ] = None,
+    ray: RayOptions,
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume",
             metavar="RUN_DIR",
             autocompletion=completion.runs,
             help="Resume a killed or interrupted run in its folder; incomplete cells start over. Refused when the "
@@ -164,85 +166,71 @@ def run_command(
     if resume is not None:
         _require_recorded(context)
         require_run(resume)
-    profile = chosen_profile(profile, quick)
+    chosen = of.chosen()
     from harness.commands.run import execute
     from harness.engines.environment import engines_for
     from harness.engines.executor import ExecutorChoice, make_executor
-    from harness.engines.flags import parse_flags
     from harness.mutants.install import require_alone
     from harness.runner.options import RunOptions
     from harness.runner.run import require_free
     from harness.workload.prepare import prepare
 
     require_alone(mutant or [], together)
-    choice = ExecutorChoice(executor, ray_address, pair_nodes)
-    flags = parse_flags(engine_arg or [], engine_env or [])
+    choice = ExecutorChoice(*ray)
+    flags = engines.flags()
     if resume is not None:
-        _resume(resume, engine_python, flags, choice, base_port, part, strict)
+        _resume(resume, engines, choice, base_port, part, strict)
     if prepare_first:
         from harness.commands.prepare_profile import make_missing
 
-        make_missing(profile, lambda words: typer.echo(f"harness: {words}", err=True), engine_python)
-    prepared = prepare(profile, cell or [], scenario or [])
+        make_missing(chosen.profile, lambda words: typer.echo(f"harness: {words}", err=True), engines.engine_python)
+    prepared = prepare(*chosen.names)
     require_free(prepared, flags)
-    chosen: Executor = make_executor(choice, mutant or [], base_port)
-    servers = {"prefill": prefill, "decode": decode, "single": single}
-    if router is not None and not (prefill and decode):
-        raise UsageError(
-            "--router: expected --prefill and --decode with it, found one missing; their counters are the proof of "
-            "what the router did"
-        )
-    if any(servers.values()):
+    executor: Executor = make_executor(choice, mutant or [], base_port)
+    servers.require_whole()
+    if servers.urls:
         given = {
-            "--engine-python": engine_python,
-            "--engine-arg": engine_arg,
-            "--engine-env": engine_env,
+            "--engine-python": engines.engine_python,
+            "--engine-arg": engines.engine_arg,
+            "--engine-env": engines.engine_env,
             "--mutant": mutant,
             "--base-port": base_port,
-            "--executor": None if executor == "local" else executor,
+            "--executor": None if ray.executor == "local" else ray.executor,
         }
-        chosen = _attached(
-            prepared, servers, router, key_variable, [option for option, value in given.items() if value]
-        )
-        environment = chosen.environment(prepared.profile)
+        executor = _attached(prepared, servers, [option for option, value in given.items() if value])
+        environment = executor.environment(prepared.profile)
+        started = "servers that run already"
     else:
-        environment = engines_for(prepared.profile, prepared.plan, engine_python, flags)
-    options = RunOptions(engine_python, chosen, tuple(mutant or ()), together, flags=flags, environment=environment)
-    carry_out(
-        chosen,
-        _apart(choice),
-        prepared,
-        f"{counted(len(prepared.plan.cells), 'cell')}, "
-        + ("servers that run already" if any(servers.values()) else counted(prepared.plan.engines, "engine start")),
-        lambda reporter: execute(prepared, out, reporter, options, fail_fast),
-        part,
-        strict,
+        environment = engines_for(prepared.profile, prepared.plan, engines.engine_python, flags)
+        started = counted(prepared.plan.engines, "engine start")
+    options = RunOptions(
+        engines.engine_python, executor, tuple(mutant or ()), together, flags=flags, environment=environment
     )
+    what = f"{counted(len(prepared.plan.cells), 'cell')}, {started}"
+
+    def record(reporter: Reporter) -> Outcome:
+        return execute(prepared, engines.out, reporter, options, fail_fast)
+
+    carry_out(executor, _apart(choice), prepared, what, record, part, strict)
 
 
-def _attached(
-    prepared: Prepared,
-    servers: Mapping[str, str | None],
-    router: str | None,
-    key_variable: str | None,
-    given: Sequence[str],
-) -> AttachedExecutor:
+def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) -> AttachedExecutor:
     """Return an executor with servers already running.
 
     Raises UsageError for options about engines that are started, a key that is not set, servers that do not answer, and
     cells that they cannot answer.
     """
     from harness.engines.attached import AttachedExecutor, look_at, look_at_router
-    from harness.profiles.cells import Role
 
     if given:
         raise UsageError(
             f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
         )
-    key = key_in(key_variable)
-    found = {role: look_at(role, url, key) for role in get_args(Role) if (url := servers.get(role))}
+    key = key_in(servers.key_variable)
+    found = {role: look_at(role, url, key) for role, url in servers.urls.items()}
     pair = [server for role, server in found.items() if role != "single"]
-    executor = AttachedExecutor(found, look_at_router(router, key, pair) if router is not None else None)
+    router = look_at_router(servers.router, key, pair) if servers.router is not None else None
+    executor = AttachedExecutor(found, router)
     executor.require_fit(prepared.plan, prepared.profile)
     return executor
 
@@ -294,19 +282,14 @@ def _require_recorded(context: typer.Context) -> None:
 
 
 def _resume(
-    run_dir: Path,
-    engine_python: str | None,
-    flags: EngineFlags,
-    choice: ExecutorChoice,
-    base_port: int | None,
-    part: bool,
-    strict: bool,
+    run_dir: Path, engines: EngineOptions, choice: ExecutorChoice, base_port: int | None, part: bool, strict: bool
 ) -> NoReturn:
     from harness.commands.resume import prepare_resume, resume
     from harness.engines.executor import make_executor
     from harness.engines.flags import require_same_flags
     from harness.runner.options import RunOptions
 
+    flags = engines.flags()
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
     if left.history.run.attached:
@@ -315,7 +298,7 @@ def _resume(
         )
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {counted(len(left.history.run.cells), 'cell')}"
-    how = RunOptions(engine_python, chosen, flags=flags)
+    how = RunOptions(engines.engine_python, chosen, flags=flags)
     carry_out(chosen, _apart(choice), left.rest, what, lambda reporter: resume(left, reporter, how), part, strict)
 
 
@@ -342,14 +325,12 @@ def _exit_of_part(folder: Path) -> int:
 
 
 def fuzz_command(
+    *,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="About how long it takes.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    minutes: Annotated[float, typer.Option(metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
+    engines: EngineOptions,
 ) -> None:
     """Send random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up.
 
@@ -362,33 +343,26 @@ def fuzz_command(
     from harness.engines.executor import ExecutorChoice, make_executor
     from harness.runner.options import RunOptions
 
-    prepared = prepare_fuzz(profile, cell or [], seed, minutes, out)
+    prepared = prepare_fuzz(profile, cell or [], seed, minutes, engines.out)
     executor = make_executor(ExecutorChoice("local", None, None), [], None)
-    options = RunOptions(engine_python, executor, flags=flags_for(prepared, engine_arg, engine_env))
+    options = RunOptions(engines.engine_python, executor, flags=engines.flags_for(prepared))
+    traces = f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}"
+    what = f"{traces}, {counted(len(prepared.plan.cells), 'cell')}"
     carry_out(
-        executor,
-        lambda _: None,
-        prepared,
-        f"{counted(len(prepared.profile.scenarios), 'trace')} of seed {seed}, "
-        f"{counted(len(prepared.plan.cells), 'cell')}",
-        lambda reporter: execute(prepared, out, reporter, options),
-        part=False,
+        executor, lambda _: None, prepared, what, lambda r: execute(prepared, engines.out, r, options), part=False
     )
 
 
 def up_command(
+    *,
     cell: Annotated[
         str, typer.Argument(metavar="CELL", help="The cell, e.g. pd-eagle3.", autocompletion=completion.cells)
     ],
     port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="PORT", min=1024, max=65535, help="Port to listen on. Default: a free one."),
+        int | None, typer.Option(metavar="PORT", min=1024, max=65535, help="Port to listen on. Default: a free one.")
     ] = None,
     profile: ProfileOption = "cpu",
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    engines: EngineOptions,
 ) -> None:
     """Serve a cell's engines behind one OpenAI-compatible address until Ctrl-C.
 
@@ -399,7 +373,7 @@ def up_command(
     from harness.util.progress import Reporter
 
     prepared = prepare_cell(profile, cell)
-    flags = flags_for(prepared, engine_arg, engine_env)
+    flags = engines.flags_for(prepared)
     proven: list[bool] = []
 
     def serve(address: Address) -> None:
@@ -418,7 +392,7 @@ def up_command(
 
     with Reporter(prepared.expected_s) as reporter:
         try:
-            bring_up(prepared, out, engine_python, port, reporter, serve, flags)
+            bring_up(prepared, engines.out, engines.engine_python, port, reporter, serve, flags)
         except KeyboardInterrupt:
             reporter.line("engines and router have stopped")
     raise typer.Exit(0 if proven and all(proven) else EXIT_UNKNOWN)

@@ -10,15 +10,12 @@ import typer
 
 from harness.cli import completion
 from harness.cli.options import (
-    CellOption,
-    EngineArgOption,
-    EngineEnvOption,
+    EngineOptions,
     OnlyMutantOption,
     OutOption,
     ProfileOption,
     PythonOption,
-    ScenarioOption,
-    flags_for,
+    Selection,
     make_console,
 )
 from harness.util.paths import DEFAULT_OUT
@@ -35,7 +32,6 @@ def selftest_command(
     method: Annotated[
         str | None,
         typer.Option(
-            "--method",
             metavar="METHOD",
             help="Try the faults that this method can show with it. Default: each with one method, mostly EAGLE3.",
         ),
@@ -59,20 +55,15 @@ def selftest_command(
 
 
 def aa_command(
+    *,
     repeat: Annotated[
         int, typer.Option("--repeat", "-n", metavar="N", min=2, help="Number of times each cell is run.")
     ] = 2,
-    profile: ProfileOption = "cpu",
-    cell: CellOption = None,
-    scenario: ScenarioOption = None,
+    of: Selection,
     prompts: Annotated[
-        int | None,
-        typer.Option("--prompts", metavar="N", min=1, help="Number of cold prompts per stratum. Default: all of them."),
+        int | None, typer.Option(metavar="N", min=1, help="Number of cold prompts per stratum. Default: all of them.")
     ] = None,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    engines: EngineOptions,
     recorded: Annotated[
         Path | None,
         typer.Option("--from", metavar="AA_DIR", help="Judge a recorded A/A run again instead of starting engines."),
@@ -82,23 +73,14 @@ def aa_command(
 
     The exit code is 0 only if no repetition had a finding in any cell and scenario.
     """
-    from harness.engines.flags import parse_flags
     from harness.lab.aa import judge_again, print_repeat, repeat_cells, write_repeat
 
     if recorded is not None:
         result, folder = judge_again(recorded), recorded
         write_repeat(result, folder)
     else:
-        result, folder = repeat_cells(
-            profile,
-            cell or [],
-            scenario or [],
-            prompts,
-            repeat,
-            out,
-            engine_python,
-            parse_flags(engine_arg or [], engine_env or []),
-        )
+        started = (engines.out, engines.engine_python, engines.flags())
+        result, folder = repeat_cells(*of.names, prompts, repeat, *started)
     console = make_console()
     print_repeat(result, console)
     console.print(f"counts: {folder / 'aa.json'}", soft_wrap=True, highlight=False)
@@ -106,19 +88,14 @@ def aa_command(
 
 
 def soak_command(
+    *,
     profile: ProfileOption = "cpu",
     cell: Annotated[str, typer.Option("--cell", "-c", autocompletion=completion.cells, help="The cell.")] = "pd-eagle3",
     minutes: Annotated[
-        float,
-        typer.Option("--minutes", metavar="N", min=0.1, help="Minutes under load; a round that has begun is finished."),
+        float, typer.Option(metavar="N", min=0.1, help="Minutes under load; a round that has begun is finished.")
     ] = 60,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=256, help="Number of concurrent requests.")
-    ] = 4,
-    out: OutOption = DEFAULT_OUT,
-    engine_python: PythonOption = None,
-    engine_arg: EngineArgOption = None,
-    engine_env: EngineEnvOption = None,
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Number of concurrent requests.")] = 4,
+    engines: EngineOptions,
 ) -> None:
     """Keep one cell under load for a long time and check that every answer is right and nothing grows.
 
@@ -130,8 +107,8 @@ def soak_command(
     from harness.commands.soak.run import SoakOptions, prepare_soak, soak
 
     prepared = prepare_soak(profile, cell)
-    flags = flags_for(prepared, engine_arg, engine_env)
-    ended = soak(prepared, SoakOptions(minutes, concurrency), out, engine_python, flags)
+    flags = engines.flags_for(prepared)
+    ended = soak(prepared, SoakOptions(minutes, concurrency), engines.out, engines.engine_python, flags)
     console = make_console()
     print_soak(ended.result, console)
     words = f"no report: {ended.unwritten}" if ended.unwritten else f"report: {ended.folder / 'soak.html'}"

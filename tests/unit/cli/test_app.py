@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from harness.cli.app import main
-from harness.cli.investigate import run_and_finding
+from harness.cli.investigate import TriedOptions
 from harness.errors import NotARunError, UsageError
 from harness.runner.run import removed_if_empty
 from harness.util.paths import REPOSITORY
@@ -98,9 +98,9 @@ def latest(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
-    assert run_and_finding("pd-eagle3/transfer", None, None, None, "cold") == (latest, "pd-eagle3/transfer")
-    assert run_and_finding(str(latest), "x", None, None, "cold") == (latest, "x")
-    assert run_and_finding(None, None, "pd-none", "aligned", "cold") == (None, None)
+    assert TriedOptions("pd-eagle3/transfer", None, None, None, "cold").origin() == (latest, "pd-eagle3/transfer")
+    assert TriedOptions(str(latest), "x", None, None, "cold").origin() == (latest, "x")
+    assert TriedOptions(None, None, "pd-none", "aligned", "cold").origin() == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
 )
 def test_neither_or_both_are_refused(latest: Path, given, words):
     with pytest.raises(UsageError) as caught:
-        run_and_finding(*(str(latest) if value == "RUN" else value for value in given))
+        TriedOptions(*(str(latest) if value == "RUN" else value for value in given)).origin()
     assert words in str(caught.value)
 
 
 def test_a_run_that_is_none_is_refused(tmp_path: Path):
     with pytest.raises(NotARunError):
-        run_and_finding(str(tmp_path / "nowhere"), "x", None, None, "cold")
+        TriedOptions(str(tmp_path / "nowhere"), "x", None, None, "cold").origin()
 
 
 @pytest.mark.parametrize("command", ["repro", "bisect"])
