@@ -149,7 +149,11 @@ def repro_command(
     ] = 4,
     mutant: MutantOption = None,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one Python file that shows it without this project.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a Python file that shows it without this project, and an archive with its models.",
+        ),
     ] = None,
     export_issue: Annotated[
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
@@ -255,15 +259,20 @@ def _require_new(export: Path, issue: bool) -> None:
     """Raise UsageError unless the files can be written beside what is there."""
     if not export.parent.is_dir():
         raise UsageError(f"--export {export}: expected a folder {export.parent}, found none; create it, or correct it")
-    for file in (export, export.with_suffix(".md")) if issue else (export,):
+    from harness.commands.export import archive_of
+
+    for file in (export, archive_of(export), *([export.with_suffix(".md")] if issue else ())):
         if file.exists():
             raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
 
 
 def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
+    from harness.commands.export import archive_of
     from harness.commands.export.case import injected
 
     print(f"{file}: `python {file.name}` starts the engines and says whether the defect shows")
+    if archive_of(file).is_file():
+        print(f"{archive_of(file)}: its models, which have to lie beside it")
     if issue:
         print(f"{file.with_suffix('.md')}: the text of an issue")
     if mutants:

@@ -25,7 +25,7 @@ from harness.redact import MARK
 from harness.supervision.server import LOOPBACK, joined_path
 
 MODEL_NAME = "target"
-_INTERPRETER = Path(__file__).resolve().parent / "interpreter"
+INTERPRETER = Path(__file__).resolve().parent / "interpreter"
 """Declares a back end of Triton to engines (``kv_harness_triton``)."""
 WITNESS_FOLDER = Path(__file__).resolve().parent / "witness"
 """Declares a plugin to engines that notes what their KV caches hold (``kv_harness_witness``)."""
@@ -168,7 +168,7 @@ def build_command(
     variables = _variables(profile, environment, role, side_channel_port, devices, host)
     if engine.device == "cpu" and _needs_triton(profile, method):
         # Of Triton's kernels CPUs have an interpreter alone.
-        variables |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(_INTERPRETER)}
+        variables |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(INTERPRETER)}
     openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
     flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)

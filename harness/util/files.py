@@ -111,7 +111,7 @@ def _open_regular(path: Path) -> int:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace ``path`` atomically, so that a reader sees the old or the new content and never a part of it. Raises
     StorageError when the file system refuses it; the old content is kept then."""
     with writing(path):
@@ -119,8 +119,8 @@ def write_atomic(path: Path, text: str) -> None:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             # Not by ``tempfile``, whose files are this user's alone: who may read them is up to the umask.
-            with temporary.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            with temporary.open("xb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)

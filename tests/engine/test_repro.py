@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +12,11 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from harness.commands.export import archive_of
 from harness.mutants import MUTANTS_VARIABLE, SWITCH_VARIABLE
+from harness.mutants.install import PLUGIN_FOLDER
 from harness.prompts.lengths import spills
+from harness.util.paths import REPOSITORY
 from tests.support.real_engines import Done, harness
 
 pytestmark = pytest.mark.engine
@@ -64,46 +67,42 @@ def test_the_smallest_case_and_its_law(small: Small):
     assert f"2 engine starts, {record['requests']} requests" in small.done.output
 
 
-def alone(file: Path, folder: Path, *arguments: str) -> tuple[int, str]:
-    """The file in an interpreter that sees nothing of this project's folder."""
-    done = subprocess.run(
-        [sys.executable, "-I", str(file), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        timeout=900,
-        check=False,
-    )
+def alone(file: Path) -> tuple[int, str]:
+    """The program in an interpreter that sees nothing of this project's folder."""
+    command, out = [sys.executable, "-I", str(file)], subprocess.PIPE
+    done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, text=True, cwd="/", timeout=900, check=False)
     return done.returncode, done.stdout
 
 
+def copied(small: Small, folder: Path) -> Path:
+    shutil.copy(archive_of(small.file), folder)
+    return Path(shutil.copy(small.file, folder))
+
+
 def engines() -> list[int]:
-    """Processes of vLLM servers that the exported file started."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if "vllm.entrypoints" in line and f"repro-{os.getuid()}" in line:
-            found.append(process.pid)
-    return found
+    """Processes of vLLM servers that the exported program started."""
+    lines = {p.pid: " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if "vllm" in line and "repro-models/target" in line]
 
 
 @pytest.mark.exhaustive
-def test_the_exported_file_shows_the_defect_alone(small: Small, tmp_path):
-    switch = tmp_path / "switch"
+def test_the_exported_program_shows_the_defect_alone(small: Small, tmp_path):
+    file, switch = copied(small, tmp_path), tmp_path / "switch"
     switch.write_text("M1")
-    arm = [f"prefill:{MUTANTS_VARIABLE}=M1", f"prefill:{SWITCH_VARIABLE}={switch}"]
-    code, output = alone(small.file, tmp_path, "--env", arm[0], "--env", arm[1])
+    arm = f"{MUTANTS_VARIABLE}=M1 {SWITCH_VARIABLE}={switch} PYTHONPATH={PLUGIN_FOLDER}:{REPOSITORY}"
+    text = file.read_text()
+    file.write_text(text.replace('"prefill": r"""\n', f'"prefill": r"""\n{arm} '))
+    code, output = alone(file)
     assert code == 1, output
-    assert "the first wrong token is output 0" in output and "THE DEFECT IS THERE" in output
+    assert "the first wrong token is output 0" in output and "THE DEFECT SHOWS" in output
     assert engines() == []
 
 
 @pytest.mark.exhaustive
-def test_the_exported_file_passes_without_the_defect(small: Small, tmp_path):
-    code, output = alone(small.file, tmp_path)
+def test_the_exported_program_passes_without_the_defect(small: Small, tmp_path):
+    code, output = alone(copied(small, tmp_path))
     assert code == 0, output
-    assert "the defect is not there: answers are as expected" in output and "KV moved from P to D:" in output
+    assert "the defect does not show" in output and "KV moved from P to D:" in output
     assert engines() == []
 
 

@@ -1,6 +1,8 @@
 """A fake engine for tests of the exported file: it answers like a server, and no model is behind it.
 
-fake_engine.py ROLE PORT ANSWERS        ANSWERS: JSON: output by prompt length (and third token), or {"die": true};
+fake_engine.py ROLE --port PORT ANSWERS MODEL...
+
+ANSWERS: JSON: output by prompt length (and third token), or {"die": true};
 "salted": a prompt that is sent twice with one cache_salt gets a 500; "blocks": size of the KV pool
 """
 
@@ -79,9 +81,9 @@ class FakeEngine(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    FakeEngine.role, port, said = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-    for folder in sys.argv[4:]:
-        if not (Path(folder) / "config.json").is_file():
+    FakeEngine.role, port, said = sys.argv[1], int(sys.argv[3]), json.loads(sys.argv[4])
+    for folder in sys.argv[5:]:
+        if not (Path(folder) / "tokenizer_config.json").is_file() and not (Path(folder) / "config.json").is_file():
             sys.exit(f"expected a model at {folder}")
     if said.get("die"):
         sys.exit("RuntimeError: no such device")

@@ -1,39 +1,42 @@
-"""The contents of an exported file: engines, requests, right answers and, if they are small, the models."""
+"""The contents of an exported case: a program with the servers' commands and the requests, and an archive of models."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import inspect
+import io
 import json
-import pprint
 import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+import textwrap
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import redact
-from harness.commands.export import standalone
-from harness.engines.client import REMOTE_DECODE
-from harness.engines.command import MODEL_NAME, build_command
+from harness.commands.export import archive_of
+from harness.engines.command import INTERPRETER, MODEL_NAME, PROGRAM, EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
-from harness.engines.guard import kv_harness_guard
 from harness.errors import UsageError
 from harness.history.records import COLD
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Cell, Role
 from harness.profiles.model import Profile
-from harness.profiles.remote_code import require_loadable, trusts_code
+from harness.profiles.remote_code import require_loadable
 from harness.prompts.model import Prompt
+from harness.prompts.probe_task import WEIGHTS
 from harness.scenarios.base import Script, Send, Stage
-from harness.supervision.server import INHERITED, INHERITED_PREFIXES, LOOPBACK
-from harness.util.files import write_atomic
+from harness.util.files import sha256_bytes, tokenizer_hash, write_atomic
 
-EMBEDDED_BYTES = 8 * 2**20
-"""The models of a cell are embedded in the file up to this total size."""
-_PORT, _SIDE_CHANNEL = 1, 2
-_WIDTH = 116
+ARCHIVED_BYTES = 25 * 10**6
+"""The models of a cell are put into the archive up to this total size, which code hosts take as an attachment."""
+_WIDTH, _READ = 119, 12
+"""Columns of lines, and lines of requests that are written into the program and not into the archive."""
+_LAST_S = 1.5
+"""When a request is sent that a held server shall get last: half-way through the time that it is held."""
+_PORT, _SIDE_CHANNEL = 8100, 5600
+_PROGRAM = Path(__file__).with_name("standalone.py")
+_PROJECTS = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "DO_NOT_TRACK")
+"""Variables of engines that only this project needs."""
 
 
 class Right(NamedTuple):
@@ -46,6 +49,7 @@ class Case(NamedTuple):
     """Everything that goes into an exported file."""
 
     title: str
+    """What a user sees, in a line."""
     profile: Profile
     cell: Cell
     scenario: str
@@ -60,6 +64,17 @@ class Case(NamedTuple):
     """Quiet tries that exclude the rate at which the defect was seen."""
     seen: str = "a rate of 100 % (every try showed it)"
     """That rate, and where it comes from."""
+    by_logprobs: bool = True
+    """Whether log-probs may be all that shows it."""
+
+    @property
+    def sends(self) -> list[Send]:
+        return [send for stage in self.stages for send in stage.sends]
+
+    @property
+    def copies(self) -> bool:
+        """Whether the models are probe models, which copy their prompt."""
+        return tokenizer_hash(self.profile.tokenizer_folder) == tokenizer_hash(WEIGHTS / "tokenizer")
 
 
 def cold_script(prompt: Prompt) -> Script:
@@ -86,7 +101,7 @@ def case_of(title: str, profile: Profile, cell: Cell, script: Script, right: Map
 
 
 def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None:
-    """Write the file. Raises UsageError for cells that cannot be exported."""
+    """Write the program, and the archive beside it. Raises UsageError for cells that cannot be exported."""
     if case.cell.routed:
         direct = case.cell.name.beside(case.cell.topology).id
         what = f"--prompt {case.stages[0].sends[0].prompt.id}" if case.scenario == COLD else f"-s {case.scenario}"
@@ -95,21 +110,17 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
             f"and NIXL cannot start one: instead of a finding, name the cell without it, --cell {direct} {what}"
         )
     require_loadable(models_of(case.profile, case.cell.method))
-    folders = model_folders(case.profile, case.cell)
-    files: dict[str, bytes] = {}
-    models: dict[str, dict[str, Any]] = {}
-    embedded = sum(f.stat().st_size for folder in folders.values() for f in _files(folder)) <= EMBEDDED_BYTES
-    for name, folder in folders.items():
-        models[name] = {"name": folder.name}
-        if embedded:
-            digests = {}
-            for file in _files(folder):
-                data = file.read_bytes()
-                digest = hashlib.sha256(data).hexdigest()
-                files[digest] = data
-                digests[str(file.relative_to(folder))] = digest
-            models[name]["files"] = digests
-    write_atomic(target, _source(case, _described(case, environment, models), files))
+    folders, archive = model_folders(case, target), archive_of(target)
+    files = {f"{name}/{f.relative_to(folder)}": f for folder, name in folders.items() for f in _files(folder)}
+    packed = None
+    if sum(file.stat().st_size for file in files.values()) <= ARCHIVED_BYTES:
+        if _interpreted(server_commands(case, environment, target)[0]):
+            found = [f for f in INTERPRETER.rglob("*") if f.is_file() and f.suffix != ".pyc"]
+            files |= {f"{archive.stem}/triton/{f.relative_to(INTERPRETER)}": f for f in found}
+        requests = {f"{archive.stem}/requests.json": json.dumps(_stages(case)).encode()} if _many(case) else {}
+        packed = _archive({name: file.read_bytes() for name, file in files.items()} | requests)
+        write_atomic(archive, packed)
+    write_atomic(target, _source(case, environment, target, packed))
 
 
 def injected(mutants: Sequence[str]) -> str:
@@ -118,31 +129,29 @@ def injected(mutants: Sequence[str]) -> str:
     return f"the defect is {named}, which the harness injected, and the file does not have" if named else ""
 
 
-def model_folders(profile: Profile, cell: Cell) -> dict[str, Path]:
-    """Return the model folders of a cell by the names that the engines' commands use for them."""
-    folders = {"target": profile.target_folder, "tokenizer": profile.tokenizer_folder}
-    if cell.method.drafter_path is not None:
-        folders["drafter"] = cell.method.drafter_path
-    return folders
+def model_folders(case: Case, target: Path) -> dict[Path, str]:
+    """Return the folders that servers read, with their names below the folder of the program."""
+    place, profile, drafter = archive_of(target).stem, case.profile, case.cell.method.drafter_path
+    folders = {profile.tokenizer_folder: f"{place}/tokenizer", profile.target_folder: f"{place}/target"}
+    return folders | ({drafter: f"{place}/drafter"} if drafter is not None else {})
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip file, the same for the same contents."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
 
 
 _MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "chat_template*.json",
-    "chat_template*.jinja",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "*.model",
-    "*.tiktoken",
+    *("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "preprocessor_config.json", "processor_config.json"),
+    *("chat_template*.json", "chat_template*.jinja", "*.safetensors", "model.safetensors.index.json"),
+    *("*.model", "*.tiktoken"),
 )
 """An allow-list, since any other ``*.json`` or ``*.txt`` may hold notes or credentials, which would go unnoticed."""
 _WITH_TEXT = ("config.json", "*_config.json", "chat_template*")
@@ -164,39 +173,156 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def engine_commands(case: Case, environment: EngineEnvironment) -> dict[str, list[str]]:
-    """Return the command of each engine by role, with placeholders for models and ports."""
-    return {e["role"]: e["argv"] for e in _engines(case, environment)}
+def server_commands(case: Case, environment: EngineEnvironment, target: Path) -> tuple[str, dict[Role, str]]:
+    """Return the variables of all servers, and each one's command by role, as one types them beside the program."""
+    pair, on_cpu = case.cell.topology == "pd", case.profile.engine.device == "cpu"
+    shared, commands = dict[str, str](), dict[Role, str]()
+    # The longest first: a folder may be in another.
+    folders = sorted(((str(f), name) for f, name in model_folders(case, target).items()), key=lambda f: -len(f[0]))
+    roles: tuple[Role, ...] = ("prefill", "decode") if pair else ("single",)
+    for number, role in enumerate(roles):
+        channel = _SIDE_CHANNEL + number if pair else None
+        command = build_command(case.profile, case.cell.method, role, environment, _PORT + number, channel)
+        own, words = {}, ["vllm", "serve", *_arguments(command)]
+        if pair:
+            own["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(channel)
+        if on_cpu and case.profile.engine.devices_of(role) == 1:
+            # On a core each: NIXL's polling thread stalls the other server otherwise.
+            own["VLLM_CPU_OMP_THREADS_BIND"] = str(number)
+            words = ["taskset", "-c", str(number), *words]
+        shared |= {name: value for name, value in command.env.items() if name not in own}
+        commands[role] = _typed([*(f"{name}={value}" for name, value in own.items()), *map(shlex.quote, words)])
+        for folder, name in folders:
+            commands[role] = commands[role].replace(folder, name)
+    known = {name: shlex.quote(value) for name, value in shared.items() if name not in _PROJECTS}
+    if "LD_PRELOAD" in known:
+        known["LD_PRELOAD"] = "$VIRTUAL_ENV/lib/libiomp5.so"
+    if "TRITON_INTERPRET" in known:
+        known["PYTHONPATH"] = shlex.quote(f"{archive_of(target).stem}/triton")
+    return _typed(["export", *(f"{name}={value}" for name, value in known.items())]), commands
 
 
-def _described(case: Case, environment: EngineEnvironment, models: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    profile = case.profile
-    return {
-        "title": case.title,
-        "cell": case.cell.id,
-        "scenario": case.scenario,
-        "versions": {"vllm": environment.vllm, "torch": environment.torch, "nixl": environment.nixl},
-        "engines": _engines(case, environment),
-        "model_name": MODEL_NAME,
-        "keep_blocks": REMOTE_DECODE,
-        "block_size": profile.engine.block_size,
-        "near_tie_nats": profile.judging.near_tie_assumed(profile.engine.dtype),
-        # Between P and D: requests of one stage share a batch.
-        "logprob_nats": max(profile.judging.logprob_nats or 0.0, 1e-3) if profile.judging.tier != "normal" else 1e9,
-        "context": profile.engine.max_model_len,
-        "acceptance_slack": case.slack,
+def _interpreted(variables: str) -> bool:
+    """Return whether servers need Triton's interpreter, to which this project adds a back end."""
+    return "TRITON_INTERPRET=" in variables
+
+
+def _arguments(command: EngineCommand) -> list[str]:
+    """Return the arguments of ``vllm serve``: the model, then the others, without the guard of this project."""
+    words = command.argv[command.argv.index(PROGRAM) + 1 :]
+    for option in ("--middleware", "--model"):
+        at = words.index(option)
+        taken, words = words[at + 1], [*words[:at], *words[at + 2 :]]
+    return [taken, *words]
+
+
+def _typed(words: Sequence[str]) -> str:
+    """Return quoted words as a command over several lines, an option beside its value."""
+    units: list[str] = []
+    for word in words:
+        beside = bool(units) and units[-1].startswith("--") and " " not in units[-1] and not word.startswith("--")
+        units[-1:] = [f"{units[-1]} {word}"] if beside else [*units[-1:], word]
+    return " \\\n".join(_wrapped(units))
+
+
+def _wrapped(words: Iterable[str]) -> list[str]:
+    """Return words on indented lines; only words that are too long by themselves make longer ones."""
+    lines = [""]
+    for word in words:
+        if lines[-1].strip() and len(lines[-1]) + len(word) >= _WIDTH:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
+
+
+def _source(case: Case, environment: EngineEnvironment, target: Path, packed: bytes | None) -> str:
+    """Return the program: those parts of the standalone one that the case needs, with its data filled in."""
+    variables, commands = server_commands(case, environment, target)
+    place, listed = archive_of(target), packed is not None and _many(case)
+    sends = [send for stage in _stages(case) for send in stage["sends"]]
+    pair, gaps = case.cell.topology == "pd", case.by_logprobs or not case.copies
+    routes = any(send.keys() & {"route", "between", "read_back"} for send in sends)
+    parts = {"together" if any(len(stage.sends) > 1 for stage in case.stages) else "alone"}
+    parts |= {"pair", "routes" if routes else "direct"} if pair else {"single"}
+    parts |= {"archive" if packed is not None else "folders", "gaps" if gaps else "plain"}
+    parts |= {"listed"} if listed else set()
+    parts |= {"tries"} if case.tries > 1 else set()
+    if any((send.get("right") or {}).get("accepted") is not None for send in sends):
+        parts |= {"drafts", "slack" if case.slack else "exact"}
+    judging = case.profile.judging
+    data = {
+        "model": MODEL_NAME,
+        "block_size": case.profile.engine.block_size,
+        "context": case.profile.engine.max_model_len if case.tries > 1 else None,
         "tries": case.tries,
-        "seen": case.seen,
-        "injected": injected(case.mutants),
-        "inherited": {"names": INHERITED, "prefixes": INHERITED_PREFIXES},
-        "guard": kv_harness_guard.__name__.rpartition(".")[2],
-        "models": models,
+        "seen": f"{case.seen}; that says nothing: {injected(case.mutants)}" if case.mutants else case.seen,
+        "archive": place.name if packed is not None else None,
+        "sha256": sha256_bytes(packed) if packed is not None else None,
+        "requests": f"{place.stem}/requests.json" if listed else None,
+        "models": None if packed is not None else {n: f.name for f, n in model_folders(case, target).items()},
+        "slack": case.slack or None,
+        "near_tie_nats": judging.near_tie_assumed(case.profile.engine.dtype) if gaps else None,
+        # Between P and D: requests of one stage share a batch.
+        "logprob_nats": (max(judging.logprob_nats or 0.0, 1e-3) if judging.tier != "normal" else 1e9) if gaps else None,
     }
+    text = _kept(parts)
+    for word, meant in {"title": _one_line(case.title), "file": target.name, "vllm": environment.vllm}.items():
+        text = text.replace(f"${word}", meant)
+    literals = {
+        "VARIABLES": _text(variables),
+        "SERVERS": "{\n" + "".join(f'    "{role}": {_text(command)},\n' for role, command in commands.items()) + "}",
+        "CASE": _literal({name: value for name, value in data.items() if value is not None}),
+        "STAGES": "[]" if listed else _literal(_stages(case)),
+    }
+    marker = re.compile(rf"^({'|'.join(literals)})(?:: .+)? = .+$", re.MULTILINE)
+    return marker.sub(lambda found: f"{found[1]} = {literals[found[1]]}", text)
 
 
-def _engines(case: Case, environment: EngineEnvironment) -> list[dict[str, Any]]:
-    roles: list[Role] = ["decode", "prefill"] if case.cell.topology == "pd" else ["single"]
-    return [_engine(case, environment, role, slot) for slot, role in enumerate(roles)]
+_IMPORT = re.compile(r"^(?:import (\S+)|from \S+ import (\w+))\n", re.MULTILINE)
+
+
+def _kept(parts: set[str]) -> str:
+    """Return the standalone program with these of the parts that comments in brackets begin, in as few lines as it can
+    be read in."""
+    lines, needed = [], set[str]()
+    for line in _PROGRAM.read_text(encoding="utf-8").splitlines():
+        if found := re.match(r" *# \[([\w ]+)\]$", line):
+            needed = set(found[1].split()) - {"end"}
+        elif needed <= parts:
+            lines.append(line)
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
+    text = _IMPORT.sub(lambda m: m[0] if len(re.findall(rf"\b{re.escape(m[1] or m[2])}\b", text)) > 1 else "", text)
+    modules = re.findall(r"^import (.+)\n", text, re.MULTILINE)
+    imports = [f"import {line.rstrip(',')}\n" for line in textwrap.wrap(", ".join(modules), _WIDTH - 8)]
+    return re.sub(r"(^import .+\n)+", "".join(imports), text, count=1, flags=re.MULTILINE)
+
+
+def _text(text: str) -> str:
+    assert '"""' not in text
+    return f'r"""\n{text}"""'
+
+
+def _one_line(text: str) -> str:
+    """Return a title that is safe in a docstring."""
+    return " ".join(text.split()).replace("\\", "/").replace('"', "'")[:115]
+
+
+_ATOM = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"])+""")
+"""What a literal may not be broken in."""
+
+
+def _literal(value: object) -> str:
+    """Return a literal of plain values over several lines."""
+    return "\n".join(_wrapped(_ATOM.findall(repr(json.loads(json.dumps(value))))))
+
+
+def _stages(case: Case) -> list[dict[str, Any]]:
+    return [_stage(stage, case) for stage in case.stages]
+
+
+def _many(case: Case) -> bool:
+    """Return whether the requests are too many to be read in the program."""
+    return _literal(_stages(case)).count("\n") > _READ
 
 
 def _stage(stage: Stage, case: Case) -> dict[str, Any]:
@@ -218,72 +344,14 @@ def _send(send: Send, case: Case) -> dict[str, Any]:
         "route": "" if send.route == "cell" else send.route,
         "max_tokens": send.max_tokens or case.profile.workload.max_tokens,
         "temperature": send.temperature,
-        "after_s": send.after_s,
+        "after_s": _LAST_S if send.last else send.after_s,
         "after": list(send.after),
-        "last": send.last,
         "prompt": list(send.prompt.ids),
         "right": None if right is None else {"tokens": list(right.tokens), "accepted": accepted},
         "between": [_send(s, case) for s in send.between],
         "read_back": send.read_back,
     }
     return {name: value for name, value in whole.items() if value}
-
-
-def _engine(case: Case, environment: EngineEnvironment, role: Role, slot: int) -> dict[str, Any]:
-    """Describe an engine by its command, with placeholders for whatever depends on the machine."""
-    changes = {"target": Path("$target"), "tokenizer": Path("$tokenizer")}
-    method = case.cell.method
-    trusted = trusts_code(models_of(case.profile, method))
-    if method.drafter_path is not None:
-        method = method.model_copy(update={"drafter": Path("$drafter")})
-    pair = case.cell.topology == "pd"
-    command = build_command(
-        case.profile.model_copy(update=changes), method, role, environment, _PORT, _SIDE_CHANNEL if pair else None
-    )
-    argv = ["$python", *command.argv[1:], *(["--trust-remote-code"] if trusted else [])]
-    argv[argv.index("--port") + 1] = "$port"
-    # The file creates its own key and contains the guard.
-    env = {**command.env, "PYTHONPATH": "$guard"}
-    if "VLLM_NIXL_SIDE_CHANNEL_PORT" in env:
-        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "$side_channel"
-    if "VLLM_CPU_OMP_THREADS_BIND" in env:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "$core"
-        env["LD_PRELOAD"] = "$openmp"
-    on_cpu = case.profile.engine.device == "cpu"
-    assert LOOPBACK == standalone.HOST
-    return {"role": role, "slot": slot if on_cpu else None, "argv": argv, "env": env}
-
-
-def _source(case: Case, described: dict[str, Any], files: Mapping[str, bytes]) -> str:
-    """Return the source of the standalone program with the case and the files filled in."""
-    guard = inspect.getsource(kv_harness_guard)
-    assert "'''" not in guard
-    literals = {
-        "CASE": _literal(described),
-        "STAGES": _literal([_stage(stage, case) for stage in case.stages]),
-        "GUARD": f"r'''{guard}'''",
-        "FILES": f"{{\n{''.join(_embedded(files.items()))}}}",
-    }
-    # In one pass, so that the text filled in is not searched for markers.
-    marker = re.compile(rf"^({'|'.join(literals)})(: .+ = )(?:{{}}|\[\]|\"\")", re.MULTILINE)
-    source, count = marker.subn(
-        lambda found: f"{found[1]}{found[2]}{literals[found[1]]}", Path(standalone.__file__).read_text(encoding="utf-8")
-    )
-    assert count == len(literals), count
-    return source
-
-
-def _literal(value: object) -> str:
-    # By way of JSON, so that only plain values are written.
-    return pprint.pformat(json.loads(json.dumps(value)), width=_WIDTH, compact=True, sort_dicts=False)
-
-
-def _embedded(files: Iterable[tuple[str, bytes]]) -> Iterable[str]:
-    """Yield the files as literals in Base85, which has neither quotes nor backslashes that could end one."""
-    for digest, data in files:
-        text = base64.b85encode(zlib.compress(data)).decode()
-        lines = [text[i : i + _WIDTH] for i in range(0, len(text), _WIDTH)]
-        yield f'    "{digest}": """\n' + "\n".join(lines) + '\n""",\n'
 
 
 def right_answers(
@@ -295,5 +363,16 @@ def right_answers(
         tokens = expected.get(send.prompt.id)
         if tokens is None:
             continue
-        out[send.part] = Right(tokens[: send.max_tokens or most], accepted.get(send.prompt.id) or None)
+        tokens = tokens[: send.max_tokens or most]
+        steps = accepted.get(send.prompt.id)
+        out[send.part] = Right(tokens, tuple(_steps(steps, len(tokens))) if steps else None)
     return out
+
+
+def _steps(accepted: Sequence[int], tokens: int) -> Iterator[int]:
+    """Yield the accepted drafts of the steps that an answer of so many tokens takes."""
+    produced = 1
+    for step in accepted:
+        if produced < tokens:
+            yield step
+        produced += step + 1

@@ -1,28 +1,32 @@
-"""Export a finding, or a prompt in a cell, as a standalone file and the text of an issue."""
+"""Export a finding, or a prompt in a cell, as a standalone program and the text of an issue."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from harness.commands.export.case import Case, case_of, cold_script, engine_commands, right_answers, write_case
+from harness.commands.export import archive_of
+from harness.commands.export.case import Case, case_of, cold_script, right_answers, server_commands, write_case
 from harness.commands.repro import Target, find
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history
 from harness.judging.diagnosis.diagnose import damage_name
-from harness.judging.figures import TokenDifference
+from harness.judging.figures import LogprobDifference, StepsDifference, TokenDifference
 from harness.judging.findings import Diagnosis, Finding
 from harness.judging.power import lookups_now
+from harness.prompts.lengths import spills
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
 from harness.scheduling.hardware import hardware
 from harness.util.files import write_atomic
+from harness.util.text import counted
 from harness.workload.prepare import Prepared
 
-_LINE = 100
+_NAMES = {"none": "vLLM", "dflash": "DFlash", "ngram": "n-gram drafts"}
 
 
 class Smallest(NamedTuple):
@@ -30,6 +34,20 @@ class Smallest(NamedTuple):
 
     law: str
     observed: tuple[int, ...]
+
+
+class DefectSeen(NamedTuple):
+    """What is known of the defect beside the case: a finding with its diagnosis, or the smallest case."""
+
+    finding: Finding | None = None
+    diagnosis: Diagnosis | None = None
+    smallest: Smallest | None = None
+
+    @property
+    def by_residue(self) -> bool:
+        """Whether it depends on where in a block a prompt ends."""
+        law = self.diagnosis.law if self.diagnosis is not None else None
+        return bool(law is not None and law.residues) or (self.smallest is not None and " mod " in self.smallest.law)
 
 
 def case_from(
@@ -77,41 +95,89 @@ def export(
             f"{finding}: expected a finding that tokens or drafts show, found one of log-probs alone on a single "
             "engine; an exported file compares log-probs of P with those of D only: use `harness repro` alone"
         )
+    seen = DefectSeen(*_looked_up(history, finding), smallest)
+    shown = smallest is not None or isinstance(
+        seen.finding and seen.finding.evidence, TokenDifference | StepsDifference
+    )
+    case = case._replace(title=headline(case, seen), by_logprobs=not shown)
     write_case(case, environment, target)
     if issue:
-        text = issue_text(case, environment, target.name, history, finding, smallest)
-        write_atomic(target.with_suffix(".md"), text)
+        machine = history.run.hardware if history is not None else hardware()
+        write_atomic(target.with_suffix(".md"), issue_text(case, environment, target, seen, machine))
+
+
+def headline(case: Case, seen: DefectSeen) -> str:
+    """Return what a user sees, in a line: who drafts, what is wrong, and of which requests."""
+    method, first = case.cell.method, next(s for s in case.sends if s.part in case.right)
+    where = "after a P/D hand-off of" if case.cell.topology == "pd" else "on a single server for"
+    beside = [f"at temperature {first.temperature:g}"] if first.temperature else []
+    if len(case.sends) > 1 or first.between:
+        beside.append("with other requests" if max(len(stage.sends) for stage in case.stages) > 1 else "after others")
+    who = _NAMES.get(method.kind, method.kind.upper())
+    prompt = _prompt(len(first.prompt.ids), case.profile.engine.block_size, method.lookahead, seen.by_residue)
+    return f"{who}: {_symptom(case, seen)} {where} {', '.join([prompt, *beside])}"
+
+
+def _prompt(tokens: int, block: int, lookahead: int, by_residue: bool) -> str:
+    """Describe a prompt by its length, or by where in a block it ends."""
+    after = tokens % block
+    if by_residue and after == 0:
+        return "a prompt that ends at a block boundary"
+    if by_residue and spills(tokens, block, lookahead):
+        return f"a prompt that ends {counted(block - after, 'token')} before a block boundary"
+    return f"a prompt of {tokens} tokens"
+
+
+def _symptom(case: Case, seen: DefectSeen) -> str:
+    """Return what differs, as somebody sees it who knows nothing of checks."""
+    evidence = seen.finding.evidence if seen.finding is not None else None
+    if seen.smallest is not None:
+        right = next(iter(case.right.values())).tokens
+        return "other drafts accepted" if seen.smallest.observed == right else "wrong tokens"
+    if isinstance(evidence, TokenDifference):
+        return "wrong tokens" if evidence.differing_tokens > 1 else f"a wrong token at output {evidence.position}"
+    if isinstance(evidence, StepsDifference):
+        if not evidence.found_mean:
+            return "no draft accepted"
+        return f"{'fewer' if evidence.found_mean < evidence.expected_mean else 'more'} drafts accepted"
+    if isinstance(evidence, LogprobDifference):
+        return "log-probs that moved, and right tokens,"
+    return damage_name(seen.finding.damage) if seen.finding is not None else "another answer than recorded"
+
+
+_COPIES = (
+    "The model is tiny and was trained to do one thing, to repeat the words of its prompt, so an answer is right or "
+    "wrong without another engine to compare with. A right answer is the prompt's words in their order and an end "
+    "token: output token j is prompt token j + 2. Its best two tokens are several nats apart, so rounding explains no "
+    "other token, and a wrong one names the prompt position whose KV was not read as it was written."
+)
+_RECORDED = (
+    "A right answer is that of the same engine alone, without speculation and recorded beforehand. A first difference "
+    "where the best two tokens nearly tie counts as none. Accepted drafts are compared with those of the engine alone "
+    "with the same drafter."
+)
 
 
 def issue_text(
-    case: Case,
-    environment: EngineEnvironment,
-    file: str,
-    history: History | None,
-    wanted: str | None,
-    smallest: Smallest | None = None,
+    case: Case, environment: EngineEnvironment, file: Path, seen: DefectSeen, machine: Mapping[str, Any]
 ) -> str:
-    """Return the text of an issue: environment, commands, symptom and tokens, but no path of this machine."""
-    found, diagnosis = _looked_up(history, wanted)
-    method = case.cell.method
-    topology = "a NIXL prefill/decode pair" if case.cell.topology == "pd" else "a single engine"
+    """Return the text of an issue: symptom, tokens, how to reproduce it and environment, but no path of a machine."""
+    finding, method = seen.finding, case.cell.method
+    variables, commands = server_commands(case, environment, file)
     draft = f"{method.kind}, {method.draft_tokens} draft tokens" if method.draft_tokens else "no speculation"
-    damage = diagnosis.damage if diagnosis is not None else found.damage if found is not None else None
-    what = damage_name(damage) if damage is not None else "an answer that differs from the recorded one"
-    lines = [f"# {what}: {method.kind} on {topology}, {case.scenario} prompt, vLLM {environment.vllm}", ""]
-    lines += ["## What happens", "", *_happens(case, found, diagnosis, smallest), ""]
-    lines += ["## To reproduce", "", f"`{file}` needs vLLM, NIXL and the standard library:", ""]
-    lines += ["```", f"python {file}      # exit code 1: the defect is there; 0: it is not; 2: cannot tell", "```", ""]
-    lines += ["It starts:", "", "```"]
-    lines += [f"{role}: {_shell(argv)}" for role, argv in engine_commands(case, environment).items()]
-    lines += ["```", "", "## Environment", ""]
-    machine = history.run.hardware if history is not None else hardware()
     gpus = plain_cell(", ".join(map(str, machine.get("gpus") or [])))
-    processor = plain_cell(str(machine.get("processor")))
+    lines = [f"already reported: {finding.link}", ""] if finding is not None and finding.known and finding.link else []
+    lines += [f"# {plain_cell(case.title)}", "", "## What happens", "", *_happens(case, seen), ""]
+    lines += [_COPIES if case.copies else _RECORDED, "", "## To reproduce", ""]
+    lines += [f"`{file.name}` needs `{archive_of(file).name}` beside it, vLLM, NIXL and the standard library:", ""]
+    lines += [*_block([f"python {file.name}      # exit code 1: the defect shows; 0: it does not; 2: cannot tell"]), ""]
+    lines += ["It starts these servers, asks them and stops them:", ""]
+    lines += [*_block([variables, *(line for text in commands.values() for line in ("", text))]), ""]
+    lines += ["## Environment", ""]
     lines += [
         f"- vLLM {environment.vllm} ({environment.vllm_build}), torch {environment.torch}, NIXL {environment.nixl}, "
         f"Python {environment.python}",
-        f"- {processor}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
+        f"- {plain_cell(str(machine.get('processor')))}, {machine.get('cores')} cores, GPUs: {gpus or 'none'}",
         f"- {draft}; block size {case.profile.engine.block_size}; {case.profile.engine.dtype}",
     ]
     if case.mutants:
@@ -128,53 +194,37 @@ def _looked_up(history: History | None, wanted: str | None) -> tuple[Finding | N
     return found, place.diagnosis if place is not None else None
 
 
-def _happens(case: Case, found: Finding | None, diagnosis: Diagnosis | None, smallest: Smallest | None) -> list[str]:
+def _happens(case: Case, seen: DefectSeen) -> list[str]:
     lines = []
-    if smallest is not None and smallest.law:
-        lines += [f"Prompt lengths, swept around the smallest failing one, {_plain(smallest.law)}.", ""]
-    if diagnosis is not None:
-        lines += [_plain(diagnosis.text), ""]
-    if found is not None:
-        lines += [f"- {_plain(found.message)}"]
-        if found.law and (diagnosis is None or diagnosis.law is None):
-            lines += [f"- law of lengths: {found.law}"]
-        if found.location is not None:
-            lines += [f"- where: {_plain(found.location.text)}"]
+    if seen.smallest is not None and seen.smallest.law:
+        lines += [f"Prompt lengths, swept around the smallest failing one, {_plain(seen.smallest.law)}.", ""]
+    if seen.diagnosis is not None:
+        lines += [_plain(seen.diagnosis.text), ""]
+    if seen.finding is not None:
+        lines += [f"- {_plain(seen.finding.message)}"]
+        if seen.finding.law and (seen.diagnosis is None or seen.diagnosis.law is None):
+            lines += [f"- law of lengths: {seen.finding.law}"]
+        if seen.finding.location is not None:
+            lines += [f"- where: {_plain(seen.finding.location.text)}"]
     for part, right in case.right.items():
-        send = next(s for stage in case.stages for s in stage.sends if s.part == part)
-        lines += [
-            f"- `{part}`, a prompt of {len(send.prompt.ids)} tokens, must give:",
-            "",
-            "```",
-            *_wrapped(right.tokens),
-        ]
-        lines += ["```", ""]
-    if smallest is not None:
-        return [*lines, "and gave:", "", "```", *_wrapped(smallest.observed), "```"]
-    seen = found.evidence if found is not None else None
-    if isinstance(seen, TokenDifference) and seen.found:
-        lines += [f"and gave, from output token {seen.window_start} on:", "", "```", *_wrapped(seen.found), "```"]
+        tokens = len(next(s for s in case.sends if s.part == part).prompt.ids)
+        lines += [f"- `{part}`, a prompt of {tokens} tokens, must give:", "", *_tokens(right.tokens), ""]
+    if seen.smallest is not None:
+        return [*lines, "and gave:", "", *_tokens(seen.smallest.observed)]
+    evidence = seen.finding.evidence if seen.finding is not None else None
+    if isinstance(evidence, TokenDifference) and evidence.found:
+        lines += [f"and gave, from output token {evidence.window_start} on:", "", *_tokens(evidence.found)]
     return lines
-
-
-def _shell(argv: list[str]) -> str:
-    """Quote a command for a shell that expands the names after a dollar sign."""
-    return " ".join(a if a.startswith("$") else shlex.quote(a) for a in argv)
 
 
 def _plain(text: str) -> str:
     """Return the text as one line, escaped for Markdown."""
-    line = " ".join(text.split())
-    for mark in "\\`*_<>[]|":
-        line = line.replace(mark, "\\" + mark)
-    return line
+    return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", " ".join(text.split()))
 
 
-def _wrapped(tokens: object) -> list[str]:
-    lines, line = [], ""
-    for token in map(str, tokens if isinstance(tokens, (list, tuple)) else ()):
-        if len(line) + len(token) >= _LINE:
-            lines.append(line)
-            line = ""
-        line = f"{line} {token}".strip()
-    return [*lines, line] if line else lines
+def _tokens(tokens: Sequence[int]) -> list[str]:
+    return _block(textwrap.wrap(" ".join(map(str, tokens)), 100))
+
+
+def _block(lines: Sequence[str]) -> list[str]:
+    return ["```", *lines, "```"]

@@ -1,0 +1,151 @@
+"""What is in an exported program, its archive and the text of an issue, and what is not exported."""
+
+from __future__ import annotations
+
+import json
+import py_compile
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from harness.commands.export import archive_of
+from harness.commands.export.case import Right, case_of, cold_script, injected, server_commands, write_case
+from harness.commands.export.finding import DefectSeen, Smallest, case_from, export, headline, issue_text
+from harness.commands.repro import from_run
+from harness.engines.client import REMOTE_DECODE
+from harness.engines.flags import NO_FLAGS
+from harness.errors import UsageError
+from harness.profiles.cells import select_cells
+from harness.profiles.load import load_profile
+from harness.prompts.model import load_prompts
+from harness.util.paths import REPOSITORY
+from harness.workload.scripts import scripts
+from tests.support.engines import ENVIRONMENT
+from tests.support.exported import named, written
+
+SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
+RECORDED = REPOSITORY / "tests" / "golden" / "attacked"
+KNOWN = "pd-eagle3/sampled/tokens-reference/copy-064-12#2.subject/ids"
+CASES = [("pd-eagle3", "cold"), ("single-none", "cold"), ("pd-mtp", "pressure"), ("pd-eagle3", "concurrent"),
+         ("pd-none", "late-pull"), ("single-dflash", "prefix-hit"), ("pd-eagle3", "sampled")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "scenario"), CASES)
+def test_program_is_short_plain_python_of_no_machine(cell, scenario, tmp_path):
+    file = written(named(cell, scenario=scenario), tmp_path)
+    text = file.read_text()
+    assert len(text.splitlines()) <= 250 and text.count("# [") == 0
+    py_compile.compile(str(file), cfile=str(tmp_path / "x.pyc"), doraise=True)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9,B", str(file)]
+    assert subprocess.run(ruff, capture_output=True, text=True).stdout.startswith("All checks passed")
+    assert str(REPOSITORY) not in text and "/somewhere" not in text and "harness" not in text
+    for name in zipfile.ZipFile(archive_of(file)).namelist():
+        assert name.startswith("repro-models/")
+
+
+def test_finding_of_a_recorded_run_is_200_lines_and_an_issue_that_names_its_report(tmp_path, monkeypatch):
+    prepared, target, _ = from_run(RECORDED, KNOWN, False, NO_FLAGS)
+    file = tmp_path / "repro.py"
+    monkeypatch.setattr("harness.commands.export.finding.engines_for", lambda *_: ENVIRONMENT)
+    export(lambda env: case_from(prepared, target, env), prepared, (RECORDED, KNOWN), file, True, None)
+    lines, issue = file.read_text().splitlines(), file.with_suffix(".md").read_text()
+    title = "EAGLE3: wrong tokens after a P/D hand-off of a prompt of 64 tokens, at temperature 0.2"
+    assert len(lines) <= 200 and lines[0] == f'"""{title}'
+    assert issue.startswith(f"already reported: https://github.com/vllm-project/vllm/issues/55005\n\n# {title}\n")
+    assert "trained to do one thing" in issue and "output token j is prompt token j + 2" in issue
+    for command in server_commands(case_from(prepared, target, ENVIRONMENT), ENVIRONMENT, file)[1].values():
+        assert command in issue and command in file.read_text()
+        words = shlex.split(command.replace("\\\n", " "))
+        at = words.index("vllm")
+        assert words[at : at + 3] == ["vllm", "serve", "repro-models/target"] and all("=" in w for w in words[: at - 3])
+        assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "repro-models/drafter"
+
+
+def test_blocks_are_kept_as_the_harness_asks_for_it(tmp_path):
+    text = written(named("pd-none"), tmp_path).read_text()
+    keep = [line for line in text.splitlines() if line.startswith("KEEP")]
+    found: dict = {}
+    exec("\n".join(keep), found)
+    assert found["KEEP"] == REMOTE_DECODE
+
+
+def test_injected_fault_is_said(tmp_path):
+    words = "that says nothing: the defect is M4, which the harness injected, and the file does not have"
+    assert injected(("M4",)) in words
+    assert words in written(named("single-none")._replace(mutants=("M4",)), tmp_path).read_text().replace("\n    ", " ")
+
+
+def test_only_files_of_the_model_travel(tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(load_profile("cpu").target_folder, folder)
+    for name in ("client_secret.json", "token.txt", "notes.txt", "modeling_x.py"):
+        (folder / name).write_text(SECRET)
+    case = named("single-none")
+    case = case._replace(profile=case.profile.model_copy(update={"target": folder}))
+    archive = zipfile.ZipFile(archive_of(written(case, tmp_path)))
+    names = archive.namelist()
+    assert {f"repro-models/target/{n}" for n in ("config.json", "model.safetensors")} <= set(names)
+    assert "repro-models/tokenizer/tokenizer.json" in names
+    assert all(SECRET.encode() not in archive.read(name) for name in names)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "note": SECRET}))
+    with pytest.raises(UsageError, match=r"looks like one in .*config\.json"):
+        write_case(case, ENVIRONMENT, tmp_path / "other.py")
+    assert not (tmp_path / "other.py").exists()
+
+
+def test_requests_that_a_program_cannot_send_are_refused():
+    profile = load_profile("cpu")
+    (cell,) = select_cells(profile, ["pd-none"])
+    known = {p.id: p for p in load_prompts(profile.workload.prompts).prompts}
+    for name in ("recovery", "abandoned", "features", "appended-token"):
+        (scenario,) = (s for s in profile.scenarios if s.id == name)
+        script = scripts(scenario, known, "pd")[0]
+        with pytest.raises(UsageError, match=f"sent whole and answered, found {name}"):
+            case_of("x", profile, cell, script, {"subject": Right((1,), None)})
+
+
+def test_cells_behind_a_router_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"found pd-eagle3-router.*--cell pd-eagle3 --prompt copy-062-10$"):
+        write_case(named("pd-eagle3-router"), ENVIRONMENT, tmp_path / "x.py")
+
+
+def test_title_that_looks_like_code_stays_a_title(tmp_path):
+    title = 'CASE: dict[str, Any] = {}\n""" STAGES \\ # [end]\nSTAGES: list[dict[str, Any]] = []'
+    file = written(named("pd-eagle3")._replace(title=title), tmp_path)
+    py_compile.compile(str(file), cfile=str(tmp_path / "x.pyc"), doraise=True)
+    assert "\nSTAGES = [{" in file.read_text() and "\nCASE = {'model'" in file.read_text()
+
+
+def test_prompt_without_a_right_answer_is_refused():
+    profile = load_profile("cpu")
+    (cell,) = select_cells(profile, ["single-none"])
+    prompt = load_prompts(profile.workload.prompts).prompts[0]
+    with pytest.raises(UsageError, match="expected a right answer to compare with, found none"):
+        case_of("x", profile, cell, cold_script(prompt), {})
+
+
+@pytest.mark.parametrize(
+    ("cell", "law", "title"),
+    [
+        ("pd-eagle3", "fails if N mod 32 = 30", "EAGLE3: wrong tokens after a P/D hand-off of a prompt that ends "
+         "2 tokens before a block boundary"),
+        ("single-none", "", "vLLM: wrong tokens on a single server for a prompt of 62 tokens"),
+    ],
+)  # fmt: skip
+def test_title_says_what_a_user_sees(cell, law, title):
+    assert headline(named(cell), DefectSeen(smallest=Smallest(law, (9,)))) == title
+
+
+def test_issue_names_environment_command_and_tokens(tmp_path):
+    case, seen = named("pd-eagle3"), DefectSeen(smallest=Smallest("fails if and only if N mod 32 = 0", (7, 8, 9)))
+    text = issue_text(case, ENVIRONMENT, tmp_path / "repro.py", seen, {"processor": "a_b", "cores": 2})
+    assert "and gave:\n\n```\n7 8 9\n```" in text and "python repro.py" in text and "`repro-models.zip`" in text
+    assert "vLLM 0.32.0" in text and "fails if and only if N mod 32 = 0" in text and "already reported" not in text
+    assert str(tmp_path) not in text and str(REPOSITORY) not in text
+    armed = issue_text(case._replace(mutants=("M1",)), ENVIRONMENT, tmp_path / "repro.py", seen, {})
+    assert "**Injected faults: M1. The defect is deliberate; not for upstream.**" in armed
