@@ -105,8 +105,8 @@ class KVWitness:
     def __init__(self, folder: Path) -> None:
         """Index the notes in a run's folder. Raises DataError for damaged ones."""
         self._headers: dict[Path, _Header] = {}
-        self._routed: dict[str, dict[str, None]] = defaultdict(dict)
-        """By prompt, the requests that a router named, in the order in which they ended."""
+        self._routed: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        """By group of engines and prompt, the requests that a router named, in the order in which they ended."""
         self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
         self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
         """By group of engines: layers whose caches could not be told apart into keys and values, with the reason."""
@@ -130,14 +130,15 @@ class KVWitness:
                 named = _REQUEST.fullmatch(str(row.get("request")))
                 request = named["id"] if named else str(row.get("request"))
                 if request.startswith(_ROUTED) and row.get("moment") == "end":
-                    self._routed[str(row.get("prompt"))][request] = None
+                    self._routed[engines, str(row.get("prompt"))][request] = None
                 place = _Place(path, offset, self._headers[path].rank)
                 self._places[request, _side(role), row.get("moment", "")].append(place)
 
-    def routed(self, prompt: Sequence[int]) -> list[str]:
-        """Return the requests of a prompt that a router has named, in the order in which they ended on an engine."""
+    def routed(self, engines: str, prompt: Sequence[int]) -> list[str]:
+        """Return the requests of a prompt that a router has named, in the order in which they ended on one of a group
+        of engines."""
         name = hashlib.sha256(",".join(map(str, prompt)).encode()).hexdigest()[:16]
-        return list(self._routed.get(name, ()))
+        return list(self._routed.get((engines, name), ()))
 
     def noted(self, request: str, role: str, moment: Moment) -> list[Noted]:
         """Return what the engine of a role noted of a request at a moment, in order: several of one that was preempted.

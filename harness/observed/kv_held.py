@@ -78,6 +78,6 @@ class KVHeld:
             return None if leg is None else leg.request_id
         # A router names requests by itself. Its own are told by their prompts, which it may be asked several times.
         asked = [a for a in self._cell.history.in_order(self._cell.id) if a.sent_ids == o.sent_ids]
-        named = self._witness.routed(o.sent_ids)
+        named = self._witness.routed(self._cell.record.group, o.sent_ids)
         at = next((i for i, a in enumerate(asked) if _place(a) == _place(o)), len(named))
         return named[at] if len(named) == len(asked) and at < len(named) else None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness.engines.witness import kv_harness_witness as plugin
+from harness.errors import DataError
+from harness.history.layout import WITNESS
 from harness.history.witness import CELL, KVWitness, Noted
 from harness.observed.kv_notes import compare_notes
 from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, kv_of
@@ -142,3 +145,51 @@ def test_a_cache_of_another_kind_is_named_and_not_noted(tmp_path: Path) -> None:
     unseen = KVWitness(tmp_path).unseen["pd-eagle3"]
     assert unseen[LAYERS[0]] == "its cache is 2 tensors, as that of recurrent state"
     assert unseen[LAYERS[1]] == "its backend does not write each element of a block once"
+
+
+def test_requests_of_routers_are_told_by_prompt_and_group(tmp_path: Path) -> None:
+    prompt = (5, 6, 7)
+    name = plugin._name(prompt)
+    routed = "cmpl-___prefill_addr_127.0.0.1:{}___decode_addr_127.0.0.1:2_{}-0-0a1b2c3d"
+    for group, port in (("pd-none", 1), ("pd-mtp", 3)):
+        for role in ("prefill", "decode"):
+            runner = StandInRunner(kv_of(1), 32)
+            witness = plugin.Witness(runner, AtOnce(tmp_path, role, group))
+            for id_ in "ab":
+                witness.note(routed.format(port, id_ * 32), "end", [runner.blocks], PROMPT, prompt=name)
+    found = KVWitness(tmp_path).routed("pd-mtp", prompt)
+    assert found == [f"___prefill_addr_127.0.0.1:3___decode_addr_127.0.0.1:2_{id_ * 32}" for id_ in "ab"]
+    assert len(KVWitness(tmp_path).noted(found[0], "prefill", "end")) == 1
+    assert KVWitness(tmp_path).routed("pd-mtp", (5, 6)) == []
+
+
+def test_damaged_notes_are_refused(tmp_path: Path) -> None:
+    _noted(tmp_path, StandInRunner(kv_of(1), 32), "decode")
+    (path,) = (tmp_path / WITNESS).iterdir()
+    whole = path.read_text()
+    for was, damaged in (
+        ('"moment": "end"', '"moment": "end", "more": 1'),
+        ('"digests": "', '"digests": "A'),
+        ('"sketches": "', '"sketches": "AAAA'),
+        ('"marks": ["', '"marks": ["AAAA'),
+        ('{"group": 0, "counted"', '{"group": 1, "counted"'),
+    ):
+        assert was in whole
+        path.write_text(whole.replace(was, damaged))
+        with pytest.raises(DataError):
+            KVWitness(tmp_path).noted("decode", "decode", "end")
+    path.write_text("{\n")
+    with pytest.raises(DataError, match="damaged"):
+        KVWitness(tmp_path)
+    # A line that an engine was writing when it was killed is left out.
+    path.write_text(whole[: len(whole) - 20])
+    assert KVWitness(tmp_path).noted("decode", "decode", "end") == []
+
+
+def test_a_plugin_that_fails_says_so_and_raises_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plugin, "_writer", AtOnce(tmp_path, "decode"))
+    plugin._ended(StandInRunner(kv_of(1), 32), SimpleNamespace())
+    assert KVWitness(tmp_path).errors["pd-eagle3"] == [
+        "AttributeError: 'types.SimpleNamespace' object has no attribute 'finished_req_ids'"
+    ]
+    plugin._witnesses.clear()
