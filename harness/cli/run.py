@@ -112,7 +112,7 @@ class RayOptions(NamedTuple):
     ] = None
 
 
-_RECORDED = ("profile", "cell", "scenario", "quick", "out", "prepare_first", "mutant", "together")
+_RECORDED = ("profile", "cell", "scenario", "quick", "out", "prepare_first", "mutant", "together", "witness")
 """Options that ``--resume`` takes from the recorded run."""
 
 
@@ -132,6 +132,14 @@ def run_command(
     ] = False,
     mutant: MutantOption = None,
     together: Annotated[bool, typer.Option("--together", help="Allow several injected faults at once.")] = False,
+    witness: Annotated[
+        bool,
+        typer.Option(
+            "--witness",
+            help="Note what the engines' KV caches hold, by layer and head, and judge it (docs/kv-witness.md), "
+            "whatever the profile says.",
+        ),
+    ] = False,
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="Start no further engines after those of the first cell with a regression."),
@@ -185,6 +193,9 @@ def run_command(
 
         make_missing(chosen.profile, lambda words: typer.echo(f"harness: {words}", err=True), engines.engine_python)
     prepared = prepare(*chosen.names)
+    if witness or servers.urls:
+        # Servers that run already have no plugin.
+        prepared = prepared.witnessing("kv" if not servers.urls else "off")
     require_free(prepared, flags)
     executor: Executor = make_executor(choice, mutant or [], base_port)
     servers.require_whole()
@@ -194,6 +205,7 @@ def run_command(
             "--engine-arg": engines.engine_arg,
             "--engine-env": engines.engine_env,
             "--mutant": mutant,
+            "--witness": witness,
             "--base-port": base_port,
             "--executor": None if ray.executor == "local" else ray.executor,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from harness.errors import HarnessError, ModelUnavailableError, UsageError
 from harness.profiles.availability import made_later, reason_for
@@ -65,6 +65,10 @@ class Prepared(NamedTuple):
     def rescores(self) -> bool:
         """Whether outputs are re-scored: the profile says so, and the plain single engine runs cold prompts."""
         return self.profile.workload.rescore and self.has_plain
+
+    def witnessing(self, what: Literal["off", "kv"]) -> Prepared:
+        """Return it with the engines' KV caches watched, or not, whatever the profile says."""
+        return self._replace(profile=self.profile.model_copy(update={"witness": what}))
 
     @property
     def requests(self) -> int:
