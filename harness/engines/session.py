@@ -54,6 +54,8 @@ class EngineGroupSession:
         """``places`` maps each role to where its engine runs; None means this machine, on loopback."""
         self.group = group
         self.profile = profile
+        self.folder = log_folder.parent
+        """Where the engines' logs are, and what they note."""
         self.key = ApiKey()
         """The key that the engines and routers of the group require."""
         self.ready_seconds: float = 0.0

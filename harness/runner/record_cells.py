@@ -9,6 +9,7 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
+from harness.runner.kv_notes import notes_brought
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
@@ -34,6 +35,11 @@ def record_cells(
 def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
     """Record the engines, ask each cell, and re-score the outputs where the run asks for it. Raises InfrastructureError
     as ``record_cells`` does, and leaves it to the caller to mark the cells."""
+    with notes_brought(session.folder, recorder.folder):
+        _ask_cells(session, works, recorder, reporter)
+
+
+def _ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
     recorder.engines(session.records())
     for work in works:
         run_cell(session, work, recorder, reporter)

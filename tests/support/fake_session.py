@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import ClassVar
 
 from harness.errors import EngineDiedError
@@ -29,6 +30,7 @@ class FakeSession:
     seconds: float = 0.05
     ready_seconds = 1.0
     lock = threading.Lock()
+    folder = Path("no-engines")
     third = staticmethod(lambda: None)
     """Called when three groups are up."""
 

@@ -1,0 +1,49 @@
+"""Notes of engines that several runs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.history.layout import WITNESS
+from harness.runner.kv_notes import notes_brought
+
+
+def _append(engines: Path, text: str, name: str = "pd-none.decode.1.jsonl") -> None:
+    path = engines / WITNESS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        stream.write(text)
+
+
+def test_each_run_gets_the_layers_and_what_was_noted_meanwhile(tmp_path: Path) -> None:
+    engines, first, second = tmp_path / "engines", tmp_path / "first", tmp_path / "second"
+    with notes_brought(engines, first):
+        _append(engines, "layers\na\n")
+    _append(engines, "healed\n")
+    for text in ("b\n", "c\n"):
+        with notes_brought(engines, second):
+            _append(engines, text)
+            _append(engines, "layers\nother\n", f"pd-none.prefill.{text[0]}.jsonl")
+    assert (first / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\na\n"
+    assert (second / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\nb\nc\n"
+    assert (second / WITNESS / "pd-none.prefill.c.jsonl").read_text() == "layers\nother\n"
+
+
+def test_notes_of_a_failure_are_kept(tmp_path: Path) -> None:
+    engines, run = tmp_path / "engines", tmp_path / "run"
+    try:
+        with notes_brought(engines, run):
+            _append(engines, "layers\na\n")
+            raise KeyError
+    except KeyError:
+        pass
+    assert (run / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\na\n"
+
+
+def test_engines_in_the_runs_own_folder_need_no_copy(tmp_path: Path) -> None:
+    with notes_brought(tmp_path, tmp_path):
+        _append(tmp_path, "layers\na\n")
+    assert (tmp_path / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\na\n"
+    with notes_brought(tmp_path / "none", tmp_path / "other"):
+        pass
+    assert not (tmp_path / "other").exists()
