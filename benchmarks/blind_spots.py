@@ -286,6 +286,9 @@ def _try(
     findings = [
         f for f in judge(history, baselines).findings if f.cell == work.cell.id and (f.id, f.message) not in before
     ]
+    asked_for = {o.prompt_id for o in fresh}
+    # What was not asked here is missing, which says nothing of the damage.
+    findings = [f for f in findings if f.prompt_id in asked_for and f.verdict is not Verdict.UNKNOWN]
     checks = tuple(dict.fromkeys(f.check for f in findings))
     asked = len({f.prompt_id for f in findings})
     return Seen(what, how, where, applied, asked, len(fresh), checks, _names(findings, wanted))
