@@ -35,7 +35,7 @@ PRELOADED = (PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "compr
 """What CPU engines import, but for what starts threads (NIXL)."""
 
 
-class Witness(NamedTuple):
+class NotesOfKV(NamedTuple):
     """Where an engine writes what its KV caches hold."""
 
     folder: Path
@@ -107,7 +107,7 @@ def build_command(
     host: str = LOOPBACK,
     extra_env: Mapping[str, str] | None = None,
     key: ApiKey | None = None,
-    witness: Witness | None = None,
+    witness: NotesOfKV | None = None,
 ) -> EngineCommand:
     """Assemble the server command.
 

@@ -12,7 +12,7 @@ from harness import redact
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedEngine, Front
 from harness.engines.client import Client
-from harness.engines.command import EngineCommand, Witness, build_command
+from harness.engines.command import EngineCommand, NotesOfKV, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
@@ -82,13 +82,13 @@ class Launcher:
             witness=self._witness(role),
         )
 
-    def _witness(self, role: Role) -> Witness | None:
+    def _witness(self, role: Role) -> NotesOfKV | None:
         """Return where an engine notes what its KV caches hold, in the run's folder; None unless the profile asks."""
         if self._profile.witness == "off":
             return None
         folder = self._logs.parent / WITNESS
         folder.mkdir(exist_ok=True)
-        return Witness(folder.resolve(), f"{self._group.id}.{role}")
+        return NotesOfKV(folder.resolve(), f"{self._group.id}.{role}")
 
     def _start_engine(self, command: EngineCommand) -> None:
         role = command.role

@@ -9,7 +9,7 @@ from harness.history.witness import KVWitness, Noted
 from harness.observed.cell import ObservedCell
 
 
-class Reference(NamedTuple):
+class KVReference(NamedTuple):
     """What another engine computed of the same prompt."""
 
     cell: str
@@ -56,14 +56,14 @@ class KVHeld:
         """Return what D held of a prompt of which P had sent a part; None if none was noted."""
         return next((n for n in self.found(o, "decode") if any(g.received for g in n.groups)), None)
 
-    def reference(self, o: Observation, cell: str) -> Reference | None:
+    def reference(self, o: Observation, cell: str) -> KVReference | None:
         """Return what the engine of a cell held of the same prompt, in another request; None if it noted nothing."""
         other = self.other_answer(o, cell)
         leg = other.final if other is not None else None
         noted = self._ended(leg.request_id, leg.role) if leg is not None else None
         if leg is None or noted is None:
             return None
-        return Reference(cell, noted, next(iter(leg.output_ids or ()), None))
+        return KVReference(cell, noted, next(iter(leg.output_ids or ()), None))
 
     def other_answer(self, o: Observation, cell: str) -> Observation | None:
         """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""

@@ -13,7 +13,7 @@ from harness.history.witness import CELL, KVLayer, Noted, NotedGroup
 KINDS = ("keys", "values")
 
 
-class Place(NamedTuple):
+class OtherKV(NamedTuple):
     """A cell of 16 tokens of one layer in which two caches differ."""
 
     layer: KVLayer
@@ -31,12 +31,12 @@ class Place(NamedTuple):
     """The cell in which the second cache has what the first one has here; None if it has it nowhere."""
 
 
-class Compared(NamedTuple):
+class KVComparison(NamedTuple):
     """The comparison of two caches over the tokens that both hold."""
 
     cells: int
     """Cells that were compared, over all layers."""
-    places: tuple[Place, ...]
+    places: tuple[OtherKV, ...]
     tokens: tuple[int, ...]
     """The tokens that differ in any layer, where marks tell."""
     block_size: int
@@ -55,14 +55,14 @@ class Compared(NamedTuple):
 
 def compare_notes(
     ours: Noted, theirs: Noted, drafter: bool | None = None, received: bool = False, bound: float = 0.0
-) -> Compared:
+) -> KVComparison:
     """Compare two notes in the layers of the target, of the drafter, or of both (None).
 
     ``received`` restricts the comparison to blocks that another engine filled. Places whose distance is at most
     ``bound`` are taken for rounding.
     """
     cells, size = 0, ours.groups[0].block_size if ours.groups else 1
-    places: list[Place] = []
+    places: list[OtherKV] = []
     tokens: set[int] = set()
     for mine in ours.groups:
         for other in theirs.groups:
@@ -85,7 +85,7 @@ def compare_notes(
                 asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
                 cells += len(uneven)
                 tokens |= _tokens(mine, other, common, asked, uneven)
-    return Compared(cells, tuple(places), tuple(sorted(tokens)), size)
+    return KVComparison(cells, tuple(places), tuple(sorted(tokens)), size)
 
 
 def _common(mine: NotedGroup, other: NotedGroup, received: bool) -> dict[int, NDArray[np.bool_]]:
@@ -111,7 +111,7 @@ def _differences(
     pairs: Collection[tuple[int, int]],
     common: dict[int, NDArray[np.bool_]],
     bound: float,
-) -> tuple[int, list[Place]]:
+) -> tuple[int, list[OtherKV]]:
     """Return how many cells were compared, and the places that differ. Cells of which one holds more tokens than the
     other have no digest in common."""
     compared, found = 0, []
@@ -130,7 +130,7 @@ def _differences(
                     continue
                 heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()
                 elsewhere = _cell_with(other, j, kind, ours) if ours.any() else None
-                found.append(Place(mine.layers[i], bool(kind), cell, heads, distance, not ours.any(), elsewhere))
+                found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, not ours.any(), elsewhere))
     return compared, found
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import redact
 from harness.errors import EnvironmentFault, HarnessError, ProfileError
 from harness.profiles.model_reference import COMMIT, TOKENIZER, ModelReference, lacking, lacking_code
-from harness.util.extras import is_installed, why_missing
+from harness.util.extras import why_missing
 from harness.util.files import free_at, sha256_file, sha256_named
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Hub:
     """The hub and its local cache. ``endpoint`` and ``cache`` default to HF_ENDPOINT and HF_HOME."""
 
     def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
-        self._usable = is_installed("huggingface_hub")
-        if self._usable:
+        try:
             from huggingface_hub import constants
 
-            usual, home = constants.ENDPOINT, Path(constants.HF_HUB_CACHE)
-        else:
+            usual, home, self._usable = constants.ENDPOINT, Path(constants.HF_HUB_CACHE), True
+        except ModuleNotFoundError:
+            self._usable = False
             # A plan needs no models, so it is made without the library, too; nothing counts as cached then.
             usual = os.environ.get("HF_ENDPOINT", "the hub")
             home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"

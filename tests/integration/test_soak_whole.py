@@ -17,6 +17,7 @@ import typer
 
 import harness.commands.soak.report
 from harness.baselines.build import new_baselines, require_reference_run
+from harness.cli.options import EngineOptions
 from harness.cli.trust import soak_command
 from harness.commands.merge.expected_run import MergeOptions as Parts
 from harness.commands.merge.load import load_parts
@@ -225,7 +226,7 @@ def test_reports_that_cannot_be_written_do_not_cost_the_verdict(
     assert (right.result.verdict, right.exit_code) == (Verdict.PASS, 2), "without its reports it is not green"
     session.wrong = range(1, 9)
     with pytest.raises(typer.Exit) as left:
-        soak_command("cpu", "single-none", minutes(4), 4, tmp_path, None)
+        soak_command(cell="single-none", minutes=minutes(4), concurrency=4, engines=EngineOptions(tmp_path))
     assert left.value.exit_code == 1
     said = capsys.readouterr().out
     assert "REGRESSION" in said and "no report: soak.json" in said

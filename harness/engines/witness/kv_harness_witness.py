@@ -62,7 +62,7 @@ def register() -> None:
     # A forked engine has imported some of them before.
     for name in [name for name in waiting if name in sys.modules]:
         _safely(waiting.pop(name))(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(waiting))
+    sys.meta_path.insert(0, _WatchingFinder(waiting))
 
 
 class Writer:
@@ -500,7 +500,7 @@ def _watch_transfers(module: ModuleType) -> None:
     module.NixlBaseConnectorWorker.get_transfer_results = get_transfer_results
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _WatchingFinder(importlib.abc.MetaPathFinder):
     """Watches modules right after they are executed: importing them all would cost the API server seconds."""
 
     def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:

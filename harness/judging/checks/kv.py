@@ -11,8 +11,8 @@ from harness.history.witness import CELL, Noted
 from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, KVPlace
 from harness.judging.findings import CheckResult, DamageClass, Finding, Location, conclude
-from harness.observed.kv_held import Reference
-from harness.observed.kv_notes import KINDS, Compared, Place, compare_notes
+from harness.observed.kv_held import KVReference
+from harness.observed.kv_notes import KINDS, KVComparison, OtherKV, compare_notes
 from harness.profiles.cells import SECOND_P
 from harness.prompts.lengths import blocks
 from harness.util.text import counted
@@ -96,7 +96,7 @@ def kv_computed(cell: CellView) -> CheckResult:
     return conclude(COMPUTED, cell.id, judged, _one_each(findings), note=_note(compared))
 
 
-def _computed(cell: CellView, o: Observation, role: str) -> Iterator[tuple[Compared, Finding | None]]:
+def _computed(cell: CellView, o: Observation, role: str) -> Iterator[tuple[KVComparison, Finding | None]]:
     """Compare what an engine held of a prompt with what its references did, at each moment."""
     bound = _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
     for drafter, other in _references(cell).items():
@@ -110,7 +110,7 @@ def _computed(cell: CellView, o: Observation, role: str) -> Iterator[tuple[Compa
             yield found, _finding(cell, COMPUTED, o, role, found, words, reference.cell) if wrong else None
 
 
-def _of_another_answer(o: Observation, found: Compared, reference: Reference) -> bool:
+def _of_another_answer(o: Observation, found: KVComparison, reference: KVReference) -> bool:
     """Return whether a drafter's KV differs only at the last token of a prompt, of answers that begin with different
     tokens: a drafter reads each token together with the next one."""
     ours = next(iter((o.final.output_ids if o.final is not None else None) or ()), None)
@@ -167,7 +167,9 @@ def _note(compared: int) -> str:
     return f"{counted(compared, 'cell')} of {CELL} tokens of a layer compared" if compared else ""
 
 
-def _finding(cell: CellView, check: str, o: Observation, role: str, found: Compared, words: str, whose: str) -> Finding:
+def _finding(
+    cell: CellView, check: str, o: Observation, role: str, found: KVComparison, words: str, whose: str
+) -> Finding:
     only_drafter = bool(found.places) and all(p.layer.drafter for p in found.places)
     damage: DamageClass = "drafter-kv" if only_drafter else "target-kv"
     where = _where(found, blocks(len(o.sent_ids), found.block_size), whose)
@@ -199,7 +201,7 @@ def _finding(cell: CellView, check: str, o: Observation, role: str, found: Compa
     return finding.model_copy(update={"location": location})
 
 
-def _where(found: Compared, count: int, whose: str) -> str:
+def _where(found: KVComparison, count: int, whose: str) -> str:
     """Return in words which KV differs, and what stands there instead."""
     layers = list(dict.fromkeys(p.layer.name for p in found.places))
     kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
@@ -219,7 +221,7 @@ def _layers(layers: list[str]) -> str:
     return f"in layer {layers[0]}" if len(layers) == 1 else f"in {len(layers)} layers ({layers[0]} to {layers[-1]})"
 
 
-def _instead(found: Compared, whose: str) -> str:
+def _instead(found: KVComparison, whose: str) -> str:
     if found.places and all(p.zeros for p in found.places):
         return ": zeros"
     if (shift := _shift(found)) is not None:
@@ -229,7 +231,7 @@ def _instead(found: Compared, whose: str) -> str:
     return ""
 
 
-def _shift(found: Compared) -> int | None:
+def _shift(found: KVComparison) -> int | None:
     """Return by how many blocks the KV is shifted, where most places hold what the other engine has elsewhere."""
     moved = [p for p in found.places if p.elsewhere is not None]
     if not moved or 2 * len(moved) < len(found.places):
@@ -237,7 +239,7 @@ def _shift(found: Compared) -> int | None:
     return _block_shift(moved[0], found.block_size)
 
 
-def _block_shift(place: Place, size: int) -> int:
+def _block_shift(place: OtherKV, size: int) -> int:
     return (place.elsewhere or 0) * CELL // size - place.cell * CELL // size
 
 

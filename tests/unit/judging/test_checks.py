@@ -41,7 +41,14 @@ def test_flawless_run_passes_every_check():
     judgement = judge(history(flawless()), lookups(LENGTHS))
     assert judgement.findings == [] and judgement.verdict is Verdict.PASS
     pd = {r.check for c in judgement.cells if c.cell == "pd-eagle3" for r in c.results}
-    assert pd == {c.name for c in registry.CHECKS} - {"text-form", "state-occurred", "rescored", "prompt-logprobs"}
+    assert pd == {c.name for c in registry.CHECKS} - {
+        "text-form",
+        "state-occurred",
+        "rescored",
+        "prompt-logprobs",
+        "kv-handed-over",
+        "kv-computed",
+    }
 
 
 def test_no_cells_is_unknown():

@@ -22,6 +22,8 @@ from harness.judging.figures import (
     HandOffParameters,
     HypothesisFigures,
     IncompleteCell,
+    KVDifference,
+    KVPlace,
     LogprobDifference,
     MeanDifference,
     NoEvidence,
@@ -116,6 +118,14 @@ EVIDENCE = (
     WrongWhenRescored(position=1, gap_nats=2.5, wrong_tokens=1, scored_tokens=4),
     TraceMoved(position=16, tokens=16, mean_nats=0.4, limit_nats=0.1, usual_nats=0.05),
     DraftsBeside(accepted=0, steps=40, expected_accepted=30, expected_steps=41, p=1e-9),
+    KVDifference(
+        role="decode",
+        places=(
+            KVPlace(layer="model.layers.1.attn", kind="keys", heads=(2,), first_token=32, zeros=False, found_at=None),
+        ),
+        differing=1,
+        tokens=(40,),
+    ),
     CacheHit(hit_blocks=2),
     Counted(counters={"nixl_bytes": 1.0}),
     RouterCounted(counters={"nixl_bytes": 1.0}, prefill_counters={}),
