@@ -168,11 +168,10 @@ class Witness:
         noted = [self._noted(group, list(blocks[group.number]), tokens) for group in self.groups]
         row: dict[str, Any] = {"request": request, "prompt": prompt, "moment": moment}
         if received is not None:
+            filled = [set(received[g.number]) if g.number < len(received) else set() for g in self.groups]
             row["received"] = [
-                [i for i, block in enumerate(blocks[g.number]) if block in set(received[g.number])]
-                if g.number < len(received)
-                else []
-                for g in self.groups
+                [i for i, block in enumerate(blocks[g.number]) if block in mine]
+                for g, mine in zip(self.groups, filled, strict=True)
             ]
         self._writer.put(functools.partial(_row, row, [n for n in noted if n is not None]))
 
@@ -341,7 +340,7 @@ def _signs(count: int, seed: int, device: Any) -> Any:
     return (2 * bits - 1).to(torch.float32)
 
 
-_witnesses: dict[int, Witness] = {}
+_witnesses: dict[int, Witness | None] = {}
 _prompts: dict[str, str] = {}
 """Names of the prompts of the requests under way."""
 _received: dict[str, Sequence[Sequence[int]]] = {}
@@ -353,6 +352,8 @@ def _of(runner: Any) -> Witness | None:
     if id(runner) not in _witnesses:
         if not getattr(runner, "kv_caches", None) or _writer is None:
             return None
+        # One that fails is not tried again in each step.
+        _witnesses[id(runner)] = None
         _witnesses[id(runner)] = Witness(runner, _writer)
     return _witnesses[id(runner)]
 
@@ -406,7 +407,7 @@ def _begun(runner: Any, step: Any) -> None:
     witness = _of(runner)
     if witness is None:
         return
-    unwritten = _unwritten(runner, step)
+    begun = []
     for request in step.scheduled_new_reqs:
         name = _prompts[request.req_id] = _name(request.prompt_token_ids)
         received = _received.pop(request.req_id, None)
@@ -414,13 +415,15 @@ def _begun(runner: Any, step: Any) -> None:
             if received is not None:
                 # D computes the last token of a prompt again, of which it has received the KV.
                 count = min(_length(request), count + 1)
-            written = _but(request.block_ids, unwritten, request.req_id)
-            witness.note(request.req_id, "begin", written, count, received, name)
+            begun.append((request.req_id, request.block_ids, count, received, name))
     resumed = step.scheduled_cached_reqs
     for id_, count, blocks in zip(resumed.req_ids, resumed.num_computed_tokens, resumed.new_block_ids, strict=True):
         if id_ in resumed.resumed_req_ids and count and blocks is not None:
-            written = _but(blocks, unwritten, id_)
-            witness.note(id_, "begin", written, count, _received.pop(id_, None), _prompts.get(id_, ""))
+            begun.append((id_, blocks, count, _received.pop(id_, None), _prompts.get(id_, "")))
+    # Only then: V2 has its tables on the device, for which most steps need not wait.
+    unwritten = _unwritten(runner, step) if begun else {}
+    for id_, blocks, count, received, name in begun:
+        witness.note(id_, "begin", _but(blocks, unwritten, id_), count, received, name)
 
 
 def _unwritten(runner: Any, step: Any) -> dict[str, set[int]]:
