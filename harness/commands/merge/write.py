@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, zip_longest
 from pathlib import Path
 
@@ -150,17 +150,9 @@ def _save(folder: Path, run: RunRecord, whole: Assembled) -> list[str]:
     for cell, part in whole.chosen.items():
         _copy(whole.histories[part], cell, folder / CELLS / cell)
     write_scores(folder, whole.histories)
-    for source, name in whole.logs:
-        target = folder / "logs" / name
-        with writing(target):
-            target.parent.mkdir(exist_ok=True)
-            # If the harness of a part was killed, its logs are not redacted yet.
-            redact.copy(source, target)
-    for source, name in whole.notes:
-        target = folder / WITNESS / name
-        with writing(target):
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+    # If the harness of a part was killed, its logs are not redacted yet.
+    _copy_all(whole.logs, folder / "logs", redact.copy)
+    _copy_all(whole.notes, folder / WITNESS, shutil.copyfile)
     notices = []
     recorded = read_cells(folder, (c.cell for c in run.cells))
     if len(recorded):
@@ -172,6 +164,15 @@ def _save(folder: Path, run: RunRecord, whole: Assembled) -> list[str]:
     # Last, because a folder counts as a run only with this file.
     write_run(folder, run)
     return notices
+
+
+def _copy_all(files: Iterable[tuple[Path, str]], folder: Path, copy: Callable[[Path, Path], object]) -> None:
+    """Copy files into a folder under their new names. Raises StorageError."""
+    for source, name in files:
+        target = folder / name
+        with writing(target):
+            folder.mkdir(exist_ok=True)
+            copy(source, target)
 
 
 def _copy(history: History, cell: str, folder: Path) -> None:

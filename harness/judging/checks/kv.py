@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from harness.history.records import Observation
@@ -12,7 +12,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, KVPlace
 from harness.judging.findings import CheckResult, DamageClass, Finding, Location, conclude
 from harness.observed.kv_held import KVReference
-from harness.observed.kv_notes import KINDS, KVComparison, OtherKV, compare_notes
+from harness.observed.kv_notes import KINDS, KVComparison, compare_notes
 from harness.profiles.cells import SECOND_P
 from harness.prompts.lengths import blocks
 from harness.util.text import counted
@@ -78,17 +78,23 @@ def kv_handed_over(cell: CellView) -> CheckResult:
 def kv_computed(cell: CellView) -> CheckResult:
     """Check that each engine's KV of a prompt, computed, received or cached, is what the plain engine computed, and the
     drafter's what the single engine's drafter did with the cold prompt."""
+    held, others = cell.kv_held, _references(cell)
     findings = list(_unseen(cell, COMPUTED))
     judged = compared = 0
     for o in cell.all_observations():
         if o.error is not None or o.cut_short or o.final is None:
             continue
         cells = 0
+        answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())
+        references = {drafter: reference for drafter, reference in answers if reference is not None}
         for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
-            if cell.kv_held.had(o, role) is None:
+            at_end = held.had(o, role)
+            if at_end is None:
                 findings.append(cell.untested(COMPUTED, f"expected a note of the {role} engine's KV, found none", o))
                 continue
-            for found, finding in _computed(cell, o, role):
+            moments = [(noted, "before its first step") for noted in held.found(o, role)]
+            moments.append((at_end, "at the end of the request"))
+            for found, finding in _computed(cell, o, role, moments, references):
                 cells += found.cells
                 findings += [finding] if finding is not None else []
         judged += bool(cells)
@@ -96,14 +102,18 @@ def kv_computed(cell: CellView) -> CheckResult:
     return conclude(COMPUTED, cell.id, judged, _one_each(findings), note=_note(compared))
 
 
-def _computed(cell: CellView, o: Observation, role: str) -> Iterator[tuple[KVComparison, Finding | None]]:
-    """Compare what an engine held of a prompt with what its references did, at each moment."""
+def _computed(
+    cell: CellView,
+    o: Observation,
+    role: str,
+    moments: Sequence[tuple[Noted, str]],
+    references: Mapping[bool, KVReference],
+) -> Iterator[tuple[KVComparison, Finding | None]]:
+    """Compare what an engine held of a prompt at each moment with what the references of the target (False) and of the
+    drafter (True) did."""
     bound = _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
-    for drafter, other in _references(cell).items():
-        reference = cell.kv_held.reference(o, other)
-        if reference is None:
-            continue
-        for noted, when in _moments(cell, o, role):
+    for drafter, reference in references.items():
+        for noted, when in moments:
             found = compare_notes(noted, reference.noted, drafter=drafter, bound=bound)
             words = f"expected the {role} engine to hold {when} what {reference.cell} computed"
             wrong = found.differs and not (drafter and _of_another_answer(o, found, reference))
@@ -115,14 +125,6 @@ def _of_another_answer(o: Observation, found: KVComparison, reference: KVReferen
     tokens: a drafter reads each token together with the next one."""
     ours = next(iter((o.final.output_ids if o.final is not None else None) or ()), None)
     return found.tokens == (len(o.sent_ids) - 1,) and ours != reference.first_token
-
-
-def _moments(cell: CellView, o: Observation, role: str) -> Iterator[tuple[Noted, str]]:
-    for noted in cell.kv_held.found(o, role):
-        yield noted, "before its first step"
-    at_end = cell.kv_held.had(o, role)
-    if at_end is not None:
-        yield at_end, "at the end of the request"
 
 
 def _one_each(findings: list[Finding]) -> list[Finding]:
@@ -190,11 +192,12 @@ def _finding(
         tokens=found.tokens,
     )
     finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
+    moved = _moved(found)
     first = min(found.tokens, default=min((p.cell * CELL for p in found.places), default=None))
     location = Location(
         blocks=found.blocks,
         of=blocks(len(o.sent_ids), found.block_size),
-        shift=_shift(found),
+        shift=moved[1] - moved[0] if moved is not None else None,
         position=first,
         text=where,
     )
@@ -224,23 +227,20 @@ def _layers(layers: list[str]) -> str:
 def _instead(found: KVComparison, whose: str) -> str:
     if found.places and all(p.zeros for p in found.places):
         return ": zeros"
-    if (shift := _shift(found)) is not None:
-        one = next(p for p in found.places if p.elsewhere is not None)
-        here, there = one.cell * CELL // found.block_size, (one.elsewhere or 0) * CELL // found.block_size
-        return f": block {here} holds what {whose} has in block {there}, {shift:+d} blocks away"
+    if (moved := _moved(found)) is not None:
+        here, there = moved
+        return f": block {here} holds what {whose} has in block {there}, {there - here:+d} blocks away"
     return ""
 
 
-def _shift(found: KVComparison) -> int | None:
-    """Return by how many blocks the KV is shifted, where most places hold what the other engine has elsewhere."""
-    moved = [p for p in found.places if p.elsewhere is not None]
+def _moved(found: KVComparison) -> tuple[int, int] | None:
+    """Return the first block that holds what the other engine has elsewhere, and where it has that; None unless most
+    places do."""
+    moved = [(p.cell, p.elsewhere) for p in found.places if p.elsewhere is not None]
     if not moved or 2 * len(moved) < len(found.places):
         return None
-    return _block_shift(moved[0], found.block_size)
-
-
-def _block_shift(place: OtherKV, size: int) -> int:
-    return (place.elsewhere or 0) * CELL // size - place.cell * CELL // size
+    here, there = (cell * CELL // found.block_size for cell in moved[0])
+    return here, there
 
 
 def _ranges(numbers: tuple[int, ...] | list[int]) -> str:
