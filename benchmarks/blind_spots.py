@@ -327,8 +327,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
     methods = given.methods
-    prepared = prepare(given.profile, [], [COLD])
-    prepared = prepared._replace(profile=prepared.profile.model_copy(update={"witness": "kv"}))
+    prepared = prepare(given.profile, [], [COLD]).witnessing("kv")
     found: dict[str, list[Seen]] = {}
     for method in prepared.profile.methods:
         if methods and method.kind not in methods:

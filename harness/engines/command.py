@@ -27,7 +27,7 @@ from harness.supervision.server import LOOPBACK, joined_path
 MODEL_NAME = "target"
 INTERPRETER = Path(__file__).resolve().parent / "interpreter"
 """Declares a back end of Triton to engines (``kv_harness_triton``)."""
-WITNESS_FOLDER = Path(__file__).resolve().parent / "witness"
+_WITNESS = Path(__file__).resolve().parent / "witness"
 """Declares a plugin to engines that notes what their KV caches hold (``kv_harness_witness``)."""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PROGRAM = "vllm.entrypoints.openai.api_server"
@@ -173,7 +173,7 @@ def build_command(
     flags.require_free(role, argv, {KEY_VARIABLE: MARK, **openmp, **variables})
     argv += flags.argv(role)
     if witness is not None:
-        path = joined_path(str(WITNESS_FOLDER), variables.get("PYTHONPATH", ""))
+        path = joined_path(str(_WITNESS), variables.get("PYTHONPATH", ""))
         variables |= {FOLDER_VARIABLE: str(witness.folder), NAME_VARIABLE: witness.name, "PYTHONPATH": path}
     more = {**flags.env(role), **(extra_env or {})}
     if "PYTHONPATH" in more:

@@ -27,8 +27,6 @@ CELL = 16
 _SKETCH = 8
 _REQUEST = re.compile(r"(?:chat)?cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?")
 """How vLLM names the request that came with an X-Request-Id: which choice, and since 0.12 something random."""
-
-
 _ROUTED = "___prefill_addr_"
 """How the names of requests begin that vllm-router sends to a pair: with its addresses, whatever its client sent."""
 

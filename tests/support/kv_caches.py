@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from harness.engines.witness import kv_harness_witness as plugin
@@ -36,6 +38,19 @@ class StandInBackend:
             pages[:, :, 1].view(*cache.shape[:2], tokens, size)[block, :, at] = value
         else:
             cache[block, :, at, :size] = key
+
+
+@contextlib.contextmanager
+def as_in_an_engine() -> Iterator[None]:
+    """Let the plugin be the only rank, with one thread: several wait for each other, long beside other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plugin, "_rank", lambda: (0, 1))
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def kv_of(seed: int, tokens: int = 2 * PROMPT, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -14,17 +14,13 @@ from harness.errors import DataError
 from harness.history.layout import WITNESS
 from harness.history.witness import CELL, KVWitness, Noted
 from harness.observed.kv_notes import compare_notes
-from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, kv_of
+from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, as_in_an_engine, kv_of
 
 
 @pytest.fixture(autouse=True)
-def _as_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(plugin, "_rank", lambda: (0, 1))
-    threads = torch.get_num_threads()
-    # Several wait for each other, long beside other work.
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _as_in_an_engine() -> Iterator[None]:
+    with as_in_an_engine():
+        yield
 
 
 def _noted(

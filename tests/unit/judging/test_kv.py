@@ -6,27 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from harness.engines.witness import kv_harness_witness as plugin
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import kv
 from harness.judging.checks.registry import judge_cell
 from tests.support.builders import history, observation, view, with_profile
-from tests.support.kv_caches import AtOnce, kv_of, write_notes
+from tests.support.kv_caches import AtOnce, as_in_an_engine, kv_of, write_notes
 
 _TOKENS = 83
 
 
 @pytest.fixture(autouse=True)
-def _as_in_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(plugin, "_rank", lambda: (0, 1))
-    threads = torch.get_num_threads()
-    # Several wait for each other, long beside other work.
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _as_in_an_engine() -> Iterator[None]:
+    with as_in_an_engine():
+        yield
 
 
 class Run:
