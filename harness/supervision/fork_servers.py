@@ -18,6 +18,8 @@ from harness.util import clock
 
 _IMPORT_S = 120.0
 """Longest wait for the imports; an engine that is then started as usual has its own limit."""
+_LAST_FORK_S = 10.0
+"""Longest wait for engines that a server was asked for before it is ended."""
 Pipes = tuple[IO[bytes], IO[bytes]]
 
 
@@ -75,10 +77,15 @@ class _ForkServer:
         return os.fdopen(lifeline, "wb", buffering=0), os.fdopen(replies, "rb", buffering=0)
 
     def close(self) -> None:
-        """End it; what it forked does not depend on it."""
+        """End it when it has forked what it was asked for; that does not depend on it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(_LAST_FORK_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
         procfs.remove_abandoned(self._began, [self._process.pid])
 
 

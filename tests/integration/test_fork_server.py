@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -135,6 +136,21 @@ def test_second_program_is_forked_from_the_same_process_and_another_environment_
         importers.append(printed(folder)["imported_by"])
     assert importers[0] == importers[1] != importers[2]
     assert gone([importers[0]])
+
+
+def test_fork_server_is_not_ended_before_it_has_forked_what_it_was_asked_for(folder):
+    first = start(folder, "stay")
+    server = printed(folder)["imported_by"]
+    os.kill(server, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(start, folder, "stay")
+        time.sleep(0.3)
+        of_another_environment = pool.submit(start, folder, "stay", OTHER="1")
+        time.sleep(0.3)
+        os.kill(server, signal.SIGCONT)
+        processes = [first, asked.result(), of_another_environment.result()]
+    assert [process.poll() for process in processes] == [None, None, None]
+    assert [process.close() for process in processes] == [[], [], []]
 
 
 def test_killed_fork_server_is_replaced_and_its_programs_go_on(folder):
