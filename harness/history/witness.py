@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
@@ -21,7 +21,7 @@ from harness.util import json_io
 from harness.util.strict import Strict, describe_validation_error
 
 _Model = TypeVar("_Model", bound=Strict)
-Moment = Literal["begin", "end"]
+Moment = Literal["begin", "end", "answer"]
 CELL = 16
 """Tokens in a cell."""
 _SKETCH = 8
@@ -36,6 +36,17 @@ class KVLayer(NamedTuple):
 
     name: str
     drafter: bool
+
+
+class KeptBlocks(NamedTuple):
+    """What blocks that the prefix cache found held when the request was over that had filled them."""
+
+    blocks: tuple[int, ...]
+    """Which of the request's blocks; not all that were found are known."""
+    digests: NDArray[np.uint64]
+    """[layers, 2 (keys, values), cells of these blocks, heads]"""
+    foreign: tuple[int, ...]
+    """The request's blocks that were filled for other tokens."""
 
 
 class NotedGroup(NamedTuple):
@@ -53,6 +64,8 @@ class NotedGroup(NamedTuple):
     """By token: of the target's layers together, and of the drafter's. None where several ranks noted a part each."""
     received: frozenset[int] | None
     """The request's blocks that another engine filled; None where none was asked to."""
+    kept: KeptBlocks | None = None
+    """Of a note before the first step: what the blocks were that the prefix cache found."""
 
 
 class Noted(NamedTuple):
@@ -81,12 +94,19 @@ class _Header(Strict):
     unseen: dict[str, str]
 
 
+class _KeptRow(Strict):
+    blocks: tuple[int, ...]
+    digests: str
+    foreign: tuple[int, ...]
+
+
 class _GroupRow(Strict):
     group: int
     counted: str
     digests: str
     sketches: str
     marks: tuple[str, str]
+    kept: _KeptRow | None = None
 
 
 class _Row(Strict):
@@ -94,6 +114,8 @@ class _Row(Strict):
     prompt: str
     moment: Moment
     received: tuple[tuple[int, ...], ...] | None = None
+    first: int = Field(default=0, ge=0)
+    """Number of the first cell."""
     groups: tuple[_GroupRow, ...]
 
 
@@ -157,7 +179,7 @@ class KVWitness:
             if found.group not in groups:
                 raise DataError(f"{place.path}: expected a group of its layers, found {found.group}")
             received = None if row.received is None else frozenset(row.received[order.index(found.group)])
-            noted.append(_group(groups[found.group], found, received, place.path))
+            noted.append(_behind(row.first, _group(groups[found.group], found, received, place.path)))
         return Noted(tuple(noted))
 
 
@@ -208,7 +230,33 @@ def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | Non
         raise DataError(f"{path}: expected {len(layers)} layers of {cells} cells, found another number") from error
     if any(len(mark) != len(counted) for mark in marks):
         raise DataError(f"{path}: expected a mark for each of {len(counted)} tokens, found another number")
-    return NotedGroup(layers, known.block_size, counted, digests, sketches, (marks[0], marks[1]), received)
+    kept = None if found.kept is None else _kept(known, found.kept, cells, path)
+    return NotedGroup(layers, known.block_size, counted, digests, sketches, (marks[0], marks[1]), received, kept)
+
+
+def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptBlocks:
+    of_blocks = len(found.blocks) * known.block_size // CELL
+    if any(not 0 <= block < cells * CELL // known.block_size for block in (*found.blocks, *found.foreign)):
+        raise DataError(f"{path}: expected kept blocks of the request, found others")
+    try:
+        digests = _array(found.digests, "<u8", path).reshape(len(known.layers), 2, of_blocks, known.layers[0][2])
+    except ValueError as error:
+        raise DataError(f"{path}: expected digests of {len(found.blocks)} kept blocks, found another number") from error
+    return KeptBlocks(found.blocks, digests, found.foreign)
+
+
+def _behind(first: int, group: NotedGroup) -> NotedGroup:
+    """Return a group whose cells begin with one of the request, with cells in front that do not count."""
+    if not first:
+        return group
+    cells, tokens = ((0, 0), (0, 0), (first, 0), (0, 0)), (first * CELL, 0)
+    marks = group.marks and (np.pad(group.marks[0], tokens), np.pad(group.marks[1], tokens))
+    return group._replace(
+        counted=np.pad(group.counted, tokens),
+        digests=np.pad(group.digests, cells),
+        sketches=np.pad(group.sketches, cells),
+        marks=marks,
+    )
 
 
 def _whole(parts: tuple[Noted, ...]) -> Noted:
@@ -222,6 +270,37 @@ def _whole(parts: tuple[Noted, ...]) -> Noted:
                 digests=np.concatenate([g.digests for g in of_ranks], axis=-1),
                 sketches=np.sum([g.sketches for g in of_ranks], axis=0),
                 marks=None,
+                kept=_kept_by_all([g.kept for g in of_ranks]),
             )
         )
     return Noted(tuple(groups))
+
+
+def _kept_by_all(parts: Sequence[KeptBlocks | None]) -> KeptBlocks | None:
+    """Return what the ranks of an engine remembered, each of its own heads; None where they remembered other blocks."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or len({part.blocks for part in known}) != 1:
+        return None
+    foreign = sorted({block for part in known for block in part.foreign})
+    return known[0]._replace(digests=np.concatenate([p.digests for p in known], axis=-1), foreign=tuple(foreign))
+
+
+def joined(prompt: Noted, answer: Noted) -> Noted:
+    """Return one note of a prompt and of the cells behind those that it fills."""
+    behind = {group.layers: group for group in answer.groups}
+    return Noted(tuple(_joined(g, behind[g.layers]) if g.layers in behind else g for g in prompt.groups))
+
+
+def _joined(front: NotedGroup, behind: NotedGroup) -> NotedGroup:
+    first = int(np.flatnonzero(behind.counted)[0]) // CELL if behind.counted.any() else len(behind.counted) // CELL
+    marks = None
+    if front.marks is not None and behind.marks is not None:
+        pairs = zip(front.marks, behind.marks, strict=True)
+        target, drafter = (np.concatenate([a[: first * CELL], b[first * CELL :]]) for a, b in pairs)
+        marks = (target, drafter)
+    return front._replace(
+        counted=np.concatenate([front.counted[: first * CELL], behind.counted[first * CELL :]]),
+        digests=np.concatenate([front.digests[:, :, :first], behind.digests[:, :, first:]], axis=2),
+        sketches=np.concatenate([front.sketches[:, :, :first], behind.sketches[:, :, first:]], axis=2),
+        marks=marks,
+    )

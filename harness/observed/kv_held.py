@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.history.records import Observation
-from harness.history.witness import KVWitness, Noted
+from harness.history.witness import KVWitness, Noted, joined
 from harness.observed.cell import ObservedCell
 
 
@@ -14,8 +14,9 @@ class KVReference(NamedTuple):
 
     cell: str
     noted: Noted
-    first_token: int | None
-    """The first token of its answer."""
+    answer: Noted | None
+    """What it held behind the cells that the prompt fills; None if its answer has no KV there."""
+    output_ids: tuple[int, ...]
 
 
 def _place(o: Observation) -> tuple[str, ...]:
@@ -44,6 +45,19 @@ class KVHeld:
         request = self._request(o, role)
         return self._ended(request, role) if request is not None else None
 
+    def answer(self, o: Observation, role: str) -> Noted | None:
+        """Return what the engine of a role held behind the cells that a prompt fills; None if it was not noted."""
+        request = self._request(o, role)
+        return self._answered(request, role) if request is not None else None
+
+    def had_with_answer(self, o: Observation, role: str) -> Noted | None:
+        """Return what the engine of a role held of a prompt and its answer; None if it was not noted."""
+        prompt, answer = self.had(o, role), self.answer(o, role)
+        return prompt if prompt is None or answer is None else joined(prompt, answer)
+
+    def _answered(self, request: str, role: str) -> Noted | None:
+        return next(iter(self._witness.noted(request, role, "answer")), None)
+
     def _ended(self, request: str, role: str) -> Noted | None:
         return next(iter(self._witness.noted(request, role, "end")), None)
 
@@ -52,9 +66,15 @@ class KVHeld:
         request = self._request(o, role)
         return self._witness.noted(request, role, "begin") if request is not None else []
 
-    def received(self, o: Observation) -> Noted | None:
-        """Return what D held of a prompt of which P had sent a part; None if none was noted."""
-        return next((n for n in self.found(o, "decode") if any(g.received for g in n.groups)), None)
+    def received(self, o: Observation, role: str) -> Noted | None:
+        """Return what an engine held of a prompt of which another one had sent a part; None if none was noted."""
+        return next((n for n in self.found(o, role) if any(g.received for g in n.groups)), None)
+
+    def before(self, o: Observation) -> Observation | None:
+        """Return the turn that a request goes on with."""
+        place = (o.scenario, o.instance, o.form)
+        answers = self._cell.history.in_order(self._cell.id)
+        return next((a for a in answers if a.part == "donor" and (a.scenario, a.instance, a.form) == place), None)
 
     def reference(self, o: Observation, cell: str) -> KVReference | None:
         """Return what the engine of a cell held of the same prompt, in another request; None if it noted nothing."""
@@ -63,7 +83,7 @@ class KVHeld:
         noted = self._ended(leg.request_id, leg.role) if leg is not None else None
         if leg is None or noted is None:
             return None
-        return KVReference(cell, noted, next(iter(leg.output_ids or ()), None))
+        return KVReference(cell, noted, self._answered(leg.request_id, leg.role), leg.output_ids or ())
 
     def other_answer(self, o: Observation, cell: str) -> Observation | None:
         """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""

@@ -24,7 +24,8 @@ class OtherKV(NamedTuple):
     heads: tuple[int, ...]
     """The heads that differ; empty where cells of unlike extent were compared by token."""
     distance: float
-    """Distance of the two over the size of the second one, as their sketches estimate it; infinite where it is zero."""
+    """Distance of the two over the size of the second one, as their sketches estimate it: infinite where it is zero,
+    not a number where no sketch was kept."""
     zeros: bool
     """Whether the first cache has zeros there."""
     elsewhere: int | None
@@ -54,16 +55,21 @@ class KVComparison(NamedTuple):
 
 
 def compare_notes(
-    ours: Noted, theirs: Noted, drafter: bool | None = None, received: bool = False, bound: float = 0.0
+    ours: Noted,
+    theirs: Noted,
+    drafter: bool | None = None,
+    received: bool = False,
+    bound: float = 0.0,
+    tokens: int | None = None,
 ) -> KVComparison:
     """Compare two notes in the layers of the target, of the drafter, or of both (None).
 
-    ``received`` restricts the comparison to blocks that another engine filled. Places whose distance is at most
-    ``bound`` are taken for rounding.
+    ``received`` restricts the comparison to blocks that another engine filled, ``tokens`` to so many tokens. Places
+    whose distance is at most ``bound`` are taken for rounding.
     """
     cells, size = 0, ours.groups[0].block_size if ours.groups else 1
     places: list[OtherKV] = []
-    tokens: set[int] = set()
+    others: set[int] = set()
     for mine in ours.groups:
         for other in theirs.groups:
             pairs = [
@@ -74,25 +80,53 @@ def compare_notes(
             if not pairs:
                 continue
             size = mine.block_size
-            common = _common(mine, other, received)
+            common = _common(mine, other, received, tokens)
             number, found = _differences(mine, other, pairs, common, bound)
             cells += number
             places += found
-            tokens |= _tokens(mine, other, common, {p.layer.drafter for p in found}, {p.cell for p in found})
+            others |= _tokens(mine, other, common, {p.layer.drafter for p in found}, {p.cell for p in found})
             if not bound:
                 # Cells of unlike extent have no digest in common, and no place: their tokens tell.
                 uneven = [c for c, both in common.items() if not _even(mine, other, c, both)]
                 asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
                 cells += len(uneven)
-                tokens |= _tokens(mine, other, common, asked, uneven)
-    return KVComparison(cells, tuple(places), tuple(sorted(tokens)), size)
+                others |= _tokens(mine, other, common, asked, uneven)
+    return KVComparison(cells, tuple(places), tuple(sorted(others)), size)
 
 
-def _common(mine: NotedGroup, other: NotedGroup, received: bool) -> dict[int, NDArray[np.bool_]]:
+def compare_kept(found: Noted) -> KVComparison:
+    """Compare what the prefix cache found with what the same blocks held when they were filled."""
+    cells, size = 0, found.groups[0].block_size if found.groups else 1
+    places: list[OtherKV] = []
+    for group in found.groups:
+        if group.kept is None:
+            continue
+        size = group.block_size
+        in_block = size // CELL
+        at = (block * in_block + i for block in group.kept.blocks for i in range(in_block))
+        for number, cell in enumerate(at):
+            if _of_cell(group, cell).all():
+                cells += len(group.layers)
+                places += _places_of_kept(group, group.kept.digests, cell, number)
+    return KVComparison(cells, tuple(places), (), size)
+
+
+def _places_of_kept(group: NotedGroup, kept: NDArray[np.uint64], cell: int, at: int) -> Iterator[OtherKV]:
+    for i, layer in enumerate(group.layers):
+        for kind in range(2):
+            now = group.digests[i, kind, cell]
+            heads = tuple(int(h) for h in np.flatnonzero(now != kept[i, kind, at]))
+            if heads:
+                yield OtherKV(layer, bool(kind), cell, heads, float("nan"), not now.any(), None)
+
+
+def _common(mine: NotedGroup, other: NotedGroup, received: bool, tokens: int | None) -> dict[int, NDArray[np.bool_]]:
     """Return, by cell, the tokens that both hold; cells without any are left out."""
     out = {}
     for cell in range(min(len(mine.counted), len(other.counted)) // CELL):
         both = _of_cell(mine, cell) & _of_cell(other, cell)
+        if tokens is not None:
+            both &= cell * CELL + np.arange(CELL) < tokens
         if received:
             blocks = (cell * CELL + np.arange(CELL)) // mine.block_size
             both &= np.isin(blocks, sorted(mine.received or ()))

@@ -104,10 +104,32 @@ def write_notes(
     moments: Sequence[str] = ("end",),
     draft: bool = True,
     block_size: int = 32,
+    answer: int = 0,
 ) -> None:
     """Write the notes of a request whose prompt has so many tokens; ``received`` are indices of blocks."""
     runner = StandInRunner(kv, block_size, draft=draft)
     witness = plugin.Witness(runner, writer)
     for moment in moments:
-        given = [[runner.blocks[i] for i in received]] if received is not None and moment == "begin" else None
-        witness.note(f"cmpl-{request}-0-0a1b2c3d", moment, [runner.blocks], tokens, given)
+        take_note(witness, runner, request, moment, tokens, received, answer)
+
+
+def take_note(
+    witness: plugin.Witness,
+    runner: StandInRunner,
+    request: str,
+    moment: str,
+    prompt: int | Sequence[int],
+    received: Sequence[int] | None = None,
+    answer: int | Sequence[int] = 0,
+) -> None:
+    """Let a request begin that finds its whole prompt, or end; prompt and answer are tokens, or how many."""
+    ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
+    said = list(range(answer)) if isinstance(answer, int) else list(answer)
+    name = f"cmpl-{request}-0-0a1b2c3d"
+    witness.requests[name] = plugin.Request(ids, len(ids), 1)
+    witness.take(name, [runner.blocks], len(ids) if moment == "begin" else 0)
+    if moment == "begin":
+        given = None if received is None else [[runner.blocks[i] for i in received]]
+        witness.begin(name, len(ids), given)
+    else:
+        witness.end(name, [*ids, *said])

@@ -3,8 +3,11 @@
 ``KV_HARNESS_WITNESS`` names a folder; without it the plugin does nothing. Each process that owns KV caches appends
 lines of JSON to a file of its own there: one that describes its layers, and one for each moment of a request:
 
-``begin``  before its first step, over the tokens that it did not compute itself: received ones and prefix hits
-``end``    when it has ended, over its prompt
+``begin``   before its first step, over the tokens that it did not compute itself: received ones and prefix hits
+``end``     when it has ended, over its prompt
+``answer``  at the same time, over the cells behind those that its prompt fills, up to its last token with KV
+
+Beside what a prefix hit finds stands what its blocks held when the request that filled them had ended.
 
 What is noted does not depend on the layout of the cache, the size of a block or the number of ranks: keys and values of
 a token are read through the places to which the attention backend itself writes them, found out once per layer.
@@ -22,6 +25,7 @@ It uses the standard library and torch alone, and takes no input but requests' s
 from __future__ import annotations
 
 import base64
+import collections
 import functools
 import hashlib
 import importlib.abc
@@ -32,7 +36,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -46,6 +50,8 @@ CELL = 16
 SKETCH = 8
 """Projections in a sketch."""
 _NULL_BLOCK = 0
+_MOST_KEPT = 8192
+"""Blocks whose content is remembered until they are hit or filled anew, those of the latest requests."""
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _V1 = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu.model_runner"
@@ -120,6 +126,30 @@ class Group(NamedTuple):
     layers: tuple[Layer, ...]
 
 
+class Block:
+    """A block of the pool since a request took it."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        """Name (``_names``) of the tokens up to its end; None while they are not known."""
+        self.digests: Any = None
+        """int64 [layers, 2, cells, heads], once a request that held it has ended or was preempted."""
+
+
+class Request:
+    """A request under way: its tokens and its blocks."""
+
+    def __init__(self, tokens: Sequence[int], prompt: int, groups: int) -> None:
+        self.tokens = tokens
+        """Those of its prompt, and of its answer if it was preempted before."""
+        self.prompt = prompt
+        """Tokens of its prompt."""
+        self.name = _name(tokens[:prompt])
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.held: list[list[Block]] = [[] for _ in range(groups)]
+        """What ``blocks`` were when it took them."""
+
+
 class Witness:
     """Notes what the caches of one model runner hold."""
 
@@ -127,9 +157,16 @@ class Witness:
         """Describe the layers of ``runner``, whose caches exist."""
         self._writer = writer
         self.groups: list[Group] = []
+        self.requests: dict[str, Request] = {}
+        self._pools: list[dict[int, Block]] = []
+        """By group, what each block is now."""
+        self._kept: collections.OrderedDict[Block, None] = collections.OrderedDict()
+        """Blocks with digests, the latest last."""
+        self._hits_alone = _fills_by_nixl_alone(runner)
         unseen: dict[str, str] = {}
         drafts = _draft_layers(runner)
         for index, group in enumerate(runner.kv_cache_config.kv_cache_groups):
+            self._pools.append({})
             layers = []
             for name in group.layer_names:
                 try:
@@ -154,35 +191,118 @@ class Witness:
         }
         writer.put(lambda: described)
 
-    def note(
+    def take(self, id_: str, blocks: Sequence[Sequence[int]], computed: int) -> None:
+        """Learn the blocks that a request has taken besides those that it had. Blocks of its first ``computed`` tokens
+        stay what they are: another request has filled them."""
+        request = self.requests[id_]
+        for group in self.groups:
+            names = _names(request.tokens, group.block_size)
+            pool, mine, held = self._pools[group.number], request.blocks[group.number], request.held[group.number]
+            for block in blocks[group.number]:
+                at = len(mine)
+                if at >= computed // group.block_size or block not in pool:
+                    pool[block] = Block(names[at] if at < len(names) else None)
+                mine.append(block)
+                held.append(pool[block])
+
+    @property
+    def number_of_groups(self) -> int:
+        return len(self._pools)
+
+    def unwritten(self, computed: dict[str, int], but: str) -> list[set[int]]:
+        """Return, by group, the blocks that others than a request fill in this step, in whole or in part, in which the
+        prefix cache finds them already. ``computed`` has the tokens of each scheduled request that have KV."""
+        out: list[set[int]] = [set() for _ in self._pools]
+        for id_, count in computed.items():
+            if id_ != but and id_ in self.requests:
+                for group in self.groups:
+                    out[group.number] |= set(self.requests[id_].blocks[group.number][count // group.block_size :])
+        return out
+
+    def forget(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Learn that another engine has filled blocks."""
+        for group in self.groups:
+            for block in blocks[group.number] if group.number < len(blocks) else ():
+                self._pools[group.number].pop(block, None)
+
+    def begin(
         self,
-        request: str,
-        moment: str,
-        blocks: Sequence[Sequence[int]],
-        tokens: int,
+        id_: str,
+        computed: int,
         received: Sequence[Sequence[int]] | None = None,
-        prompt: str = "",
+        unwritten: Sequence[set[int]] = (),
     ) -> None:
-        """Note what the blocks of a request, by group, hold of its first tokens. ``received`` are those of its blocks
-        that came from another engine, ``prompt`` is the name of its prompt (``_name``)."""
-        noted = [self._noted(group, list(blocks[group.number]), tokens) for group in self.groups]
-        row: dict[str, Any] = {"request": request, "prompt": prompt, "moment": moment}
+        """Note what a request finds in its cache in the first ``computed`` tokens. ``received`` are those of its
+        blocks that came from another engine, ``unwritten`` those that others compute in this step, by group."""
+        request = self.requests[id_]
+        row: dict[str, Any] = {"request": id_, "prompt": request.name, "moment": "begin"}
+        filled = [set(received[g.number]) if received and g.number < len(received) else set() for g in self.groups]
         if received is not None:
-            filled = [set(received[g.number]) if g.number < len(received) else set() for g in self.groups]
             row["received"] = [
-                [i for i, block in enumerate(blocks[g.number]) if block in mine]
+                [i for i, block in enumerate(request.blocks[g.number]) if block in mine]
                 for g, mine in zip(self.groups, filled, strict=True)
             ]
-        self._writer.put(functools.partial(_row, row, [n for n in noted if n is not None]))
+        noted = []
+        for group, mine in zip(self.groups, filled, strict=True):
+            others = unwritten[group.number] if unwritten else set()
+            blocks = [_NULL_BLOCK if block in others else block for block in request.blocks[group.number]]
+            if (found := self._noted(group, blocks, 0, computed)) is None:
+                continue
+            hits = blocks[: computed // group.block_size] if self._hits_alone else []
+            kept = [i for i, block in enumerate(hits) if block != _NULL_BLOCK and block not in mine]
+            noted.append((*found, _kept(request, group, kept)))
+        self._writer.put(functools.partial(_row, row, noted))
 
-    def _noted(self, group: Group, blocks: list[int], tokens: int) -> tuple[Any, ...] | None:
+    def end(self, id_: str, tokens: Sequence[int], noted: bool = True) -> None:
+        """Learn that a request is over whose ``tokens`` have KV: remember its full blocks, and note what it has left
+        unless it is to be resumed (not ``noted``)."""
+        request = self.requests.pop(id_)
+        behind = request.prompt // CELL
+        prompts, answers = [], []
+        for group in self.groups:
+            blocks = self._still_held(request, group.number)
+            prompt = self._noted(group, blocks, 0, request.prompt)
+            answer = self._noted(group, blocks, behind * CELL, len(tokens)) if len(tokens) > request.prompt else None
+            digests = [prompt[2][:, :, :behind]] if prompt else []
+            self._keep(group, blocks, tokens, [*digests, answer[2]] if answer else digests)
+            prompts += [(*prompt, None)] if prompt else []
+            answers += [(*answer, None)] if answer else []
+        if noted:
+            row = {"request": id_, "prompt": request.name}
+            self._writer.put(functools.partial(_row, {**row, "moment": "end"}, prompts))
+            if answers:
+                self._writer.put(functools.partial(_row, {**row, "moment": "answer", "first": behind}, answers))
+
+    def _still_held(self, request: Request, group: int) -> list[int]:
+        """Return the blocks of a request with the null block for those that a window has left and another took."""
+        blocks = zip(request.blocks[group], request.held[group], strict=True)
+        return [block if self._pools[group].get(block) is held else _NULL_BLOCK for block, held in blocks]
+
+    def _keep(self, group: Group, blocks: list[int], tokens: Sequence[int], digests: list[Any]) -> None:
+        """Remember what the full blocks of a request hold, whose digests come in several parts."""
         import torch
 
-        end = min(len(blocks) * group.block_size, tokens)
-        if end <= 0:
+        if not digests:
+            return
+        whole, cells = torch.cat(digests, 2), group.block_size // CELL
+        for at, name in enumerate(_names(tokens, group.block_size)):
+            if at < len(blocks) and blocks[at] != _NULL_BLOCK:
+                block = self._pools[group.number][blocks[at]]
+                block.name, block.digests = name, whole[:, :, at * cells : (at + 1) * cells]
+                self._kept[block] = None
+                self._kept.move_to_end(block)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)[0].digests = None
+
+    def _noted(self, group: Group, blocks: list[int], start: int, end: int) -> tuple[Any, ...] | None:
+        """Return what a request's blocks hold of tokens from ``start``, a multiple of a cell, up to ``end``."""
+        import torch
+
+        end = min(len(blocks) * group.block_size, end)
+        if end <= start:
             return None
-        cells = -(-end // CELL)
-        positions = torch.arange(cells * CELL)
+        positions = start + torch.arange(-(-(end - start) // CELL) * CELL)
+        cells = len(positions) // CELL
         of_block = torch.tensor(blocks)[(positions // group.block_size).clamp(max=len(blocks) - 1)]
         # A block that a window has left is the null block, whose content belongs to nobody.
         counted = (positions < end) & (of_block != _NULL_BLOCK)
@@ -203,7 +323,32 @@ class Witness:
                 sketches.append(_sketch(raw, cells, layer.first_head))
                 share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
                 marks[layer.drafter] = marks[layer.drafter].to(device) + share
-        return group.number, counted, torch.stack(digests), torch.stack(sketches), marks
+        shape = (len(group.layers), 2, cells)
+        return (
+            group.number,
+            counted,
+            torch.stack(digests).reshape(*shape, -1),
+            torch.stack(sketches).reshape(*shape, -1),
+            marks,
+        )
+
+
+def _fills_by_nixl_alone(runner: Any) -> bool:
+    """Return whether blocks are filled by the engine and by NIXL alone, so that all others are prefix hits."""
+    config = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", None)
+    return config is None or str(config.kv_connector).startswith("Nixl")
+
+
+def _kept(request: Request, group: Group, hits: Sequence[int]) -> dict[str, Any]:
+    """Return what those of a request's blocks that the prefix cache found held when they were filled, and which of them
+    were filled for other tokens."""
+    names, held = _names(request.tokens, group.block_size), request.held[group.number]
+    known = [at for at in hits if held[at].digests is not None]
+    return {
+        "blocks": known,
+        "digests": [held[at].digests for at in known],
+        "foreign": [at for at in hits if held[at].name is not None and held[at].name != names[at]],
+    }
 
 
 def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
@@ -211,16 +356,18 @@ def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]]) -> dict[str, Any
     import torch
 
     groups = []
-    for index, counted, digests, sketches, marks in noted:
-        groups.append(
-            {
-                "group": index,
-                "counted": _text(counted.to(torch.uint8)),
-                "digests": _text(digests),
-                "sketches": _text(sketches),
-                "marks": [_text((m >> 32).to(torch.int32)) for m in marks],
-            }
-        )
+    for index, counted, digests, sketches, marks, kept in noted:
+        group = {
+            "group": index,
+            "counted": _text(counted.to(torch.uint8)),
+            "digests": _text(digests),
+            "sketches": _text(sketches),
+            "marks": [_text((m >> 32).to(torch.int32)) for m in marks],
+        }
+        if kept is not None:
+            of_blocks = kept["digests"]
+            group["kept"] = {**kept, "digests": _text(torch.cat(of_blocks, 2)) if of_blocks else ""}
+        groups.append(group)
     return {**row, "groups": groups}
 
 
@@ -341,8 +488,6 @@ def _signs(count: int, seed: int, device: Any) -> Any:
 
 
 _witnesses: dict[int, Witness | None] = {}
-_prompts: dict[str, str] = {}
-"""Names of the prompts of the requests under way."""
 _received: dict[str, Sequence[Sequence[int]]] = {}
 """Blocks by group that another engine has filled for a request which has not begun yet."""
 
@@ -376,30 +521,32 @@ def _safely(work: Callable[..., None]) -> Callable[..., None]:
 @_safely
 def _ended(runner: Any, step: Any) -> None:
     witness = _of(runner)
-    for request in step.finished_req_ids if witness is not None else ():
-        found, name = _blocks(runner, request), _prompts.pop(request, "")
-        if found is not None and witness is not None:
-            blocks, prompt = found
-            witness.note(request, "end", blocks, prompt, prompt=name)
+    if witness is None:
+        return
+    preempted = set(getattr(step, "preempted_req_ids", None) or ())
+    for id_ in [i for i in (*step.finished_req_ids, *preempted) if i in witness.requests]:
+        witness.end(id_, _computed(runner, id_, witness.requests[id_]), noted=id_ not in preempted)
 
 
-def _blocks(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
-    """Return the blocks of a request that a runner knows, by group, and the length of its prompt."""
-    return _blocks_v1(runner, request) if hasattr(runner, "requests") else _blocks_v2(runner, request)
+def _computed(runner: Any, id_: str, request: Request) -> Sequence[int]:
+    """Return the tokens of a request that have KV: all but the last one of its answer."""
+    tokens = _tokens_v1(runner, id_) if hasattr(runner, "requests") else _tokens_v2(runner, id_)
+    if tokens is None:
+        return request.tokens[: request.prompt]
+    # Those of steps under way are negative.
+    known = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
+    return tokens[: max(min(known, len(tokens) - 1), min(request.prompt, known))]
 
 
-def _blocks_v1(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
-    state = runner.requests.get(request)
-    return None if state is None else ([list(group) for group in state.block_ids], state.num_prompt_tokens)
+def _tokens_v1(runner: Any, id_: str) -> list[int] | None:
+    state = runner.requests.get(id_)
+    return None if state is None else [*(state.prompt_token_ids or ()), *state.output_token_ids]
 
 
-def _blocks_v2(runner: Any, request: str) -> tuple[list[list[int]], int] | None:
-    row = runner.req_states.req_id_to_index.get(request)
-    if row is None:
-        return None
-    tables, counts = runner.block_tables.block_tables, runner.block_tables.num_blocks.np
-    groups = [table.gpu[row, : counts[group, row]].tolist() for group, table in enumerate(tables)]
-    return groups, int(runner.req_states.prompt_len.np[row])
+def _tokens_v2(runner: Any, id_: str) -> list[int] | None:
+    states = runner.req_states
+    row = states.req_id_to_index.get(id_)
+    return None if row is None else states.all_token_ids.gpu[row, : int(states.total_len.gpu[row])].tolist()
 
 
 @_safely
@@ -408,43 +555,31 @@ def _begun(runner: Any, step: Any) -> None:
     if witness is None:
         return
     begun = []
-    for request in step.scheduled_new_reqs:
-        name = _prompts[request.req_id] = _name(request.prompt_token_ids)
-        received = _received.pop(request.req_id, None)
-        if count := request.num_computed_tokens:
+    cached = step.scheduled_cached_reqs
+    for new in step.scheduled_new_reqs:
+        tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids or ()
+        prompt = len(new.prompt_token_ids or ())
+        witness.requests[new.req_id] = Request(tokens, prompt, witness.number_of_groups)
+        begun.append((new.req_id, new.block_ids, new.num_computed_tokens))
+    for id_, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+        if id_ in cached.resumed_req_ids:
+            tokens = _tokens_v1(runner, id_) or ()
+            prompt = runner.requests[id_].num_prompt_tokens
+            witness.requests[id_] = Request(tokens, prompt, witness.number_of_groups)
+            begun.append((id_, blocks or [], count))
+        elif blocks is not None and id_ in witness.requests:
+            witness.take(id_, blocks, 0)
+    for id_, blocks, count in begun:
+        witness.take(id_, blocks, count)
+    computed = {id_: count for id_, _, count in begun}
+    computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    for id_, _, count in begun:
+        received = _received.pop(id_, None)
+        if count:
             if received is not None:
                 # D computes the last token of a prompt again, of which it has received the KV.
-                count = min(_length(request), count + 1)
-            begun.append((request.req_id, request.block_ids, count, received, name))
-    resumed = step.scheduled_cached_reqs
-    for id_, count, blocks in zip(resumed.req_ids, resumed.num_computed_tokens, resumed.new_block_ids, strict=True):
-        if id_ in resumed.resumed_req_ids and count and blocks is not None:
-            begun.append((id_, blocks, count, _received.pop(id_, None), _prompts.get(id_, "")))
-    # Only then: V2 has its tables on the device, for which most steps need not wait.
-    unwritten = _unwritten(runner, step) if begun else {}
-    for id_, blocks, count, received, name in begun:
-        witness.note(id_, "begin", _but(blocks, unwritten, id_), count, received, name)
-
-
-def _unwritten(runner: Any, step: Any) -> dict[str, set[int]]:
-    """Return, by request, the blocks that it computes in this step, in whole or in part."""
-    computed = {r.req_id: r.num_computed_tokens for r in step.scheduled_new_reqs}
-    cached = step.scheduled_cached_reqs
-    computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
-    out: dict[str, set[int]] = {}
-    for request, count in computed.items():
-        found = _blocks(runner, request)
-        groups = zip(found[0], sizes, strict=True) if found is not None else ()
-        out[request] = {block for group, size in groups for block in group[count // size :]}
-    return out
-
-
-def _but(blocks: Sequence[Sequence[int]], unwritten: dict[str, set[int]], request: str) -> list[list[int]]:
-    """Return the blocks of a request with the null block for those that others are about to write, in which the prefix
-    cache finds them already."""
-    others = {block for other, of in unwritten.items() if other != request for block in of}
-    return [[_NULL_BLOCK if block in others else block for block in group] for group in blocks]
+                count = min(witness.requests[id_].prompt, count + 1)
+            witness.begin(id_, count, received, witness.unwritten(computed, id_))
 
 
 def _name(prompt: Sequence[int] | None) -> str:
@@ -452,9 +587,18 @@ def _name(prompt: Sequence[int] | None) -> str:
     return hashlib.sha256(",".join(map(str, prompt or ())).encode()).hexdigest()[:16]
 
 
-def _length(request: Any) -> int:
-    tokens = request.prompt_token_ids
-    return len(tokens) if tokens is not None else request.num_computed_tokens
+@functools.lru_cache(maxsize=32)
+def _names_of(tokens: tuple[int, ...], size: int) -> tuple[str, ...]:
+    digest, out = hashlib.sha256(), []
+    for end in range(size, len(tokens) + 1, size):
+        digest.update(",".join(map(str, tokens[end - size : end])).encode() + b",")
+        out.append(digest.hexdigest()[:16])
+    return tuple(out)
+
+
+def _names(tokens: Iterable[int], size: int) -> tuple[str, ...]:
+    """Return names of the tokens up to the end of each full block."""
+    return _names_of(tuple(tokens), size)
 
 
 def _watch_v1(module: ModuleType) -> None:
@@ -494,6 +638,9 @@ def _watch_transfers(module: ModuleType) -> None:
     @functools.wraps(original)
     def get_transfer_results(self: Any) -> Any:
         waiting = {r: [list(g) for g in meta.local_block_ids] for r, meta in self._recving_metadata.items()}
+        for witness in filter(None, _witnesses.values()):
+            for blocks in waiting.values():
+                witness.forget(blocks)
         results = original(self)
         for request in results.finished_recving or ():
             if request in waiting and request not in (getattr(results, "failed_recving", None) or ()):

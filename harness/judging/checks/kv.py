@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from typing import NamedTuple
 
 from harness.history.records import Observation
+from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.history.witness import CELL, Noted
+from harness.judging.checks.kv_findings import kv_finding, ranges
 from harness.judging.evidence import CellView
-from harness.judging.figures import KVDifference, KVPlace
-from harness.judging.findings import CheckResult, DamageClass, Finding, Location, conclude
+from harness.judging.findings import CheckResult, Finding, conclude
 from harness.observed.kv_held import KVReference
-from harness.observed.kv_notes import KINDS, KVComparison, compare_notes
+from harness.observed.kv_notes import KVComparison, compare_kept, compare_notes
 from harness.profiles.cells import SECOND_P
-from harness.prompts.lengths import blocks
+from harness.scenarios.proving import hits_of
 from harness.util.text import counted
 
 HANDED_OVER = "kv-handed-over"
 COMPUTED = "kv-computed"
+KEPT = "kv-kept"
 _ROUNDING = {"float32": 2e-3}
 _ROUNDING_16_BITS = 5e-2
 """Distance of two cells over their size up to which they are equal but for rounding. Sketches are kept in half
 precision, which alone makes 5e-4; a head's keys of one token, lost from a cell of four heads, make 0.12."""
-_SHOWN = 12
-"""Places that a finding lists."""
 
 
 def watched(cell: CellView) -> bool:
     """Return whether the engines were to note what their KV caches hold."""
     return cell.profile.witness == "kv"
+
+
+def has_hits(cell: CellView) -> bool:
+    """Return whether an engine has taken blocks from its prefix cache."""
+    return watched(cell) and any(
+        hits_of(leg) or _found_kept(cell, o, leg.role) for o in cell.all_observations() for leg in o.legs
+    )
+
+
+def _found_kept(cell: CellView, o: Observation, role: str) -> bool:
+    return any(g.kept is not None and g.kept.blocks for noted in cell.kv_held.found(o, role) for g in noted.groups)
 
 
 def has_reference(cell: CellView) -> bool:
@@ -51,28 +62,53 @@ def _target_reference(cell: CellView) -> str:
     return cell.name.reference if cell.selected(cell.name.reference) else cell.name.single
 
 
+class _HandOff(NamedTuple):
+    """A prompt whose KV, or a part of it, one engine received from another."""
+
+    sender: Noted | None
+    receiver: Noted | None
+    to: str
+    """Role of the engine that received."""
+    whose: str
+    """What the sender is called."""
+    when: str
+    """When it held what it sent."""
+
+
 def kv_handed_over(cell: CellView) -> CheckResult:
-    """Check that D received, bit for bit and in every layer, the KV that P had, in each block that was sent."""
-    held = cell.kv_held
+    """Check that D received, bit for bit and in every layer, the KV that P had, in each block that was sent, and P what
+    D had, where it reads an answer back."""
     findings = list(_unseen(cell, HANDED_OVER))
     judged = compared = 0
     for o in cell.all_observations():
-        if not _was_handed_over(cell, o):
-            continue
-        theirs, ours = held.had(o, _prefilling(o)), held.received(o)
-        if ours is None and not _counts_as_received(o):
-            continue
-        if theirs is None or ours is None:
-            side, when = ("P", "had") if theirs is None else ("D", "received")
-            findings.append(cell.untested(HANDED_OVER, f"expected a note of the KV that {side} {when}, found none", o))
-            continue
-        found = compare_notes(ours, theirs, received=True)
-        judged += bool(found.cells)
-        compared += found.cells
-        if found.differs:
-            words = "expected D to hold what P had when it handed the prompt over"
-            findings.append(_finding(cell, HANDED_OVER, o, "decode", found, words, "P"))
+        for of in _hand_offs(cell, o):
+            receiver = "P" if of.whose == "D" else "D"
+            if of.sender is None or of.receiver is None:
+                side, when = (of.whose, "had") if of.sender is None else (receiver, "received")
+                words = f"expected a note of the KV that {side} {when}, found none"
+                findings.append(cell.untested(HANDED_OVER, words, o))
+                continue
+            found = compare_notes(of.receiver, of.sender, received=True)
+            judged += bool(found.cells)
+            compared += found.cells
+            if found.differs:
+                words = f"expected {receiver} to hold what {of.whose} had when it {of.when}"
+                findings.append(kv_finding(cell, HANDED_OVER, o, of.to, found, words, of.whose))
     return conclude(HANDED_OVER, cell.id, judged, findings, note=_note(compared))
+
+
+def _hand_offs(cell: CellView, o: Observation) -> Iterator[_HandOff]:
+    held = cell.kv_held
+    if not _was_handed_over(cell, o):
+        return
+    received = held.received(o, "decode")
+    if received is not None or _counts_as_received(o):
+        yield _HandOff(held.had(o, _prefilling(o)), received, "decode", "P", "handed the prompt over")
+    prefill = o.leg("prefill")
+    if prefill is not None and prefill.external_tokens > 0:
+        donor = held.before(o)
+        sender = held.had_with_answer(donor, "decode") if donor is not None else None
+        yield _HandOff(sender, held.received(o, "prefill"), "prefill", "D", "ended the turn before")
 
 
 def kv_computed(cell: CellView) -> CheckResult:
@@ -94,7 +130,10 @@ def kv_computed(cell: CellView) -> CheckResult:
                 continue
             moments = [(noted, "before its first step") for noted in held.found(o, role)]
             moments.append((at_end, "at the end of the request"))
-            for found, finding in _computed(cell, o, role, moments, references):
+            compared_now = [*_computed(cell, o, role, moments, references)]
+            if role == o.final.role and (reference := references.get(False)) is not None:
+                compared_now += _answered(cell, o, role, reference)
+            for found, finding in compared_now:
                 cells += found.cells
                 findings += [finding] if finding is not None else []
         judged += bool(cells)
@@ -111,20 +150,71 @@ def _computed(
 ) -> Iterator[tuple[KVComparison, Finding | None]]:
     """Compare what an engine held of a prompt at each moment with what the references of the target (False) and of the
     drafter (True) did."""
-    bound = _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
+    bound = _bound(cell)
     for drafter, reference in references.items():
         for noted, when in moments:
             found = compare_notes(noted, reference.noted, drafter=drafter, bound=bound)
             words = f"expected the {role} engine to hold {when} what {reference.cell} computed"
             wrong = found.differs and not (drafter and _of_another_answer(o, found, reference))
-            yield found, _finding(cell, COMPUTED, o, role, found, words, reference.cell) if wrong else None
+            yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if wrong else None
+
+
+def _answered(
+    cell: CellView, o: Observation, role: str, reference: KVReference
+) -> Iterator[tuple[KVComparison, Finding | None]]:
+    """Compare the target's KV of an answer with that of the reference, up to the first other token."""
+    ours, ids = cell.kv_held.answer(o, role), (o.final.output_ids if o.final is not None else None) or ()
+    if ours is None or reference.answer is None:
+        return
+    # The KV of a token stands at its place; that of the last one is not computed.
+    same = len(o.sent_ids) + common_prefix(ids, reference.output_ids)
+    found = compare_notes(ours, reference.answer, drafter=False, bound=_bound(cell), tokens=same)
+    words = f"expected the {role} engine to hold of its answer what {reference.cell} computed"
+    yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if found.differs else None
+
+
+def _bound(cell: CellView) -> float:
+    return _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
+
+
+def kv_kept(cell: CellView) -> CheckResult:
+    """Check that a block that the prefix cache finds is, bit for bit, what it was when it was filled, and was filled
+    for the same tokens."""
+    held = cell.kv_held
+    findings = list(_unseen(cell, KEPT))
+    judged = compared = 0
+    for o in cell.all_observations():
+        for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
+            moments = held.found(o, role)
+            if not moments and hits_of(o.leg(role)):
+                words = f"expected a note of what the {role} engine found in its prefix cache, found none"
+                findings.append(cell.untested(KEPT, words, o))
+            for noted in moments:
+                found = compare_kept(noted)
+                judged += any(g.kept is not None and (g.kept.blocks or g.kept.foreign) for g in noted.groups)
+                compared += found.cells
+                findings += _changed(cell, o, role, noted, found)
+    return conclude(KEPT, cell.id, judged, findings, note=_note(compared))
+
+
+def _changed(cell: CellView, o: Observation, role: str, noted: Noted, found: KVComparison) -> Iterator[Finding]:
+    foreign = sorted({block for g in noted.groups if g.kept is not None for block in g.kept.foreign})
+    if foreign:
+        words = (
+            f"expected the {role} engine's prefix cache to find blocks that were filled for these tokens, found block"
+            f"{'s' if len(foreign) > 1 else ''} {ranges(foreign)} filled for others"
+        )
+        yield cell.finding(KEPT, Verdict.REGRESSION, "target-kv", words, o)
+    if found.differs:
+        words = f"expected the {role} engine's prefix cache to find blocks as they were when they were filled"
+        yield kv_finding(cell, KEPT, o, role, found, words, "the same engine")
 
 
 def _of_another_answer(o: Observation, found: KVComparison, reference: KVReference) -> bool:
     """Return whether a drafter's KV differs only at the last token of a prompt, of answers that begin with different
     tokens: a drafter reads each token together with the next one."""
     ours = next(iter((o.final.output_ids if o.final is not None else None) or ()), None)
-    return found.tokens == (len(o.sent_ids) - 1,) and ours != reference.first_token
+    return found.tokens == (len(o.sent_ids) - 1,) and ours != next(iter(reference.output_ids), None)
 
 
 def _one_each(findings: list[Finding]) -> list[Finding]:
@@ -167,86 +257,3 @@ def _unseen(cell: CellView, check: str) -> Iterator[Finding]:
 
 def _note(compared: int) -> str:
     return f"{counted(compared, 'cell')} of {CELL} tokens of a layer compared" if compared else ""
-
-
-def _finding(
-    cell: CellView, check: str, o: Observation, role: str, found: KVComparison, words: str, whose: str
-) -> Finding:
-    only_drafter = bool(found.places) and all(p.layer.drafter for p in found.places)
-    damage: DamageClass = "drafter-kv" if only_drafter else "target-kv"
-    where = _where(found, blocks(len(o.sent_ids), found.block_size), whose)
-    evidence = KVDifference(
-        role=role,
-        places=tuple(
-            KVPlace(
-                layer=p.layer.name,
-                kind=KINDS[p.values],
-                heads=p.heads,
-                first_token=p.cell * CELL,
-                zeros=p.zeros,
-                found_at=None if p.elsewhere is None else p.elsewhere * CELL,
-            )
-            for p in found.places[:_SHOWN]
-        ),
-        differing=len(found.places),
-        tokens=found.tokens,
-    )
-    finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
-    moved = _moved(found)
-    first = min(found.tokens, default=min((p.cell * CELL for p in found.places), default=None))
-    location = Location(
-        blocks=found.blocks,
-        of=blocks(len(o.sent_ids), found.block_size),
-        shift=moved[1] - moved[0] if moved is not None else None,
-        position=first,
-        text=where,
-    )
-    return finding.model_copy(update={"location": location})
-
-
-def _where(found: KVComparison, count: int, whose: str) -> str:
-    """Return in words which KV differs, and what stands there instead."""
-    layers = list(dict.fromkeys(p.layer.name for p in found.places))
-    kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
-    heads = sorted({h for p in found.places for h in p.heads})
-    some = all(p.heads for p in found.places) and bool(heads)
-    parts = [
-        f"other {' and '.join(kinds) or 'KV'}",
-        _layers(layers) if layers else "",
-        f"in head{'s' if len(heads) > 1 else ''} {_ranges(heads)}" if some else "",
-        f"in block{'s' if len(found.blocks) > 1 else ''} {_ranges(found.blocks)} of {count}",
-        f"(tokens {_ranges(found.tokens)})" if found.tokens else "",
-    ]
-    return " ".join(p for p in parts if p) + _instead(found, whose)
-
-
-def _layers(layers: list[str]) -> str:
-    return f"in layer {layers[0]}" if len(layers) == 1 else f"in {len(layers)} layers ({layers[0]} to {layers[-1]})"
-
-
-def _instead(found: KVComparison, whose: str) -> str:
-    if found.places and all(p.zeros for p in found.places):
-        return ": zeros"
-    if (moved := _moved(found)) is not None:
-        here, there = moved
-        return f": block {here} holds what {whose} has in block {there}, {there - here:+d} blocks away"
-    return ""
-
-
-def _moved(found: KVComparison) -> tuple[int, int] | None:
-    """Return the first block that holds what the other engine has elsewhere, and where it has that; None unless most
-    places do."""
-    moved = [(p.cell, p.elsewhere) for p in found.places if p.elsewhere is not None]
-    if not moved or 2 * len(moved) < len(found.places):
-        return None
-    here, there = (cell * CELL // found.block_size for cell in moved[0])
-    return here, there
-
-
-def _ranges(numbers: tuple[int, ...] | list[int]) -> str:
-    """Return numbers in words, those that follow each other as a range: ``0 to 2, 5``."""
-    out = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        items = [number for _, number in run]
-        out.append(str(items[0]) if len(items) == 1 else f"{items[0]} to {items[-1]}")
-    return ", ".join(out)

@@ -65,6 +65,7 @@ _COMMON: tuple[Check, ...] = (
     Check("response-invariants", lambda _: True, responses.response_invariants),
     Check("transfer", lambda _: True, transfer.transfer),
     Check(kv.HANDED_OVER, lambda c: c.handed_off and kv.watched(c), kv.kv_handed_over),
+    Check(kv.KEPT, kv.has_hits, kv.kv_kept),
     Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
     Check("finish-reason", responses.has_plain_answers, responses.finish_reason),
     Check(texts.NAME, texts.applies, texts.texts),

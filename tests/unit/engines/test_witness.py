@@ -12,9 +12,9 @@ import torch
 from harness.engines.witness import kv_harness_witness as plugin
 from harness.errors import DataError
 from harness.history.layout import WITNESS
-from harness.history.witness import CELL, KVWitness, Noted
-from harness.observed.kv_notes import compare_notes
-from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, as_in_an_engine, kv_of
+from harness.history.witness import CELL, KeptBlocks, KVWitness, Noted, joined
+from harness.observed.kv_notes import compare_kept, compare_notes
+from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, as_in_an_engine, kv_of, take_note
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,7 @@ def _as_in_an_engine() -> Iterator[None]:
 def _noted(
     folder: Path, runner: StandInRunner, role: str, moment: str = "end", received: Sequence[int] | None = None
 ) -> Noted:
-    witness = plugin.Witness(runner, AtOnce(folder, role))
-    given = None if received is None else [received]
-    witness.note(f"cmpl-{role}-0-0a1b2c3d", moment, [runner.blocks], PROMPT, given)
+    take_note(plugin.Witness(runner, AtOnce(folder, role)), runner, role, moment, PROMPT, received)
     (first,) = KVWitness(folder).noted(role, role, moment)  # type: ignore[arg-type]
     return first
 
@@ -92,7 +90,7 @@ def test_only_received_blocks_are_compared_where_asked(tmp_path: Path) -> None:
     other = kv.clone()
     other[:, :, :32] = 0
     runner = StandInRunner(other, 32)
-    ours = _noted(tmp_path, runner, "decode", "begin", received=runner.blocks[1:])
+    ours = _noted(tmp_path, runner, "decode", "begin", received=range(1, len(runner.blocks)))
     theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     assert not compare_notes(ours, theirs, received=True).differs
     assert compare_notes(ours, theirs).blocks == (0,)
@@ -127,7 +125,7 @@ def test_tokens_of_cells_that_reach_further_on_one_side_are_compared(tmp_path: P
     other = kv.clone()
     other[0, 0, 81] = 0
     runner = StandInRunner(other, 32)
-    plugin.Witness(runner, AtOnce(tmp_path, "decode")).note("cmpl-x-0", "end", [runner.blocks], PROMPT - 1)
+    take_note(plugin.Witness(runner, AtOnce(tmp_path, "decode")), runner, "x", "end", PROMPT - 1)
     (ours,) = KVWitness(tmp_path).noted("x", "decode", "end")
     found = compare_notes(ours, _noted(tmp_path, StandInRunner(kv, 32), "prefill"))
     assert (found.places, found.tokens) == ((), (81,))
@@ -144,19 +142,18 @@ def test_a_cache_of_another_kind_is_named_and_not_noted(tmp_path: Path) -> None:
 
 
 def test_requests_of_routers_are_told_by_prompt_and_group(tmp_path: Path) -> None:
-    prompt = (5, 6, 7)
-    name = plugin._name(prompt)
-    routed = "cmpl-___prefill_addr_127.0.0.1:{}___decode_addr_127.0.0.1:2_{}-0-0a1b2c3d"
+    prompt = tuple(range(PROMPT))
+    routed = "___prefill_addr_127.0.0.1:{}___decode_addr_127.0.0.1:2_{}"
     for group, port in (("pd-none", 1), ("pd-mtp", 3)):
         for role in ("prefill", "decode"):
             runner = StandInRunner(kv_of(1), 32)
             witness = plugin.Witness(runner, AtOnce(tmp_path, role, group))
             for id_ in "ab":
-                witness.note(routed.format(port, id_ * 32), "end", [runner.blocks], PROMPT, prompt=name)
+                take_note(witness, runner, routed.format(port, id_ * 32), "end", PROMPT)
     found = KVWitness(tmp_path).routed("pd-mtp", prompt)
     assert found == [f"___prefill_addr_127.0.0.1:3___decode_addr_127.0.0.1:2_{id_ * 32}" for id_ in "ab"]
     assert len(KVWitness(tmp_path).noted(found[0], "prefill", "end")) == 1
-    assert KVWitness(tmp_path).routed("pd-mtp", (5, 6)) == []
+    assert KVWitness(tmp_path).routed("pd-mtp", prompt[:-1]) == []
 
 
 def test_damaged_notes_are_refused(tmp_path: Path) -> None:
@@ -180,6 +177,100 @@ def test_damaged_notes_are_refused(tmp_path: Path) -> None:
     # A line that an engine was writing when it was killed is left out.
     path.write_text(whole[: len(whole) - 20])
     assert KVWitness(tmp_path).noted("decode", "decode", "end") == []
+
+
+def _kept(folder: Path) -> KeptBlocks | None:
+    (found,) = KVWitness(folder).noted("b", "decode", "begin")
+    return found.groups[0].kept
+
+
+class TestPrefixCache:
+    """A request that ended, then another one of the same tokens that finds its blocks."""
+
+    @pytest.fixture
+    def runner(self) -> StandInRunner:
+        return StandInRunner(kv_of(1), 32)
+
+    @pytest.fixture
+    def witness(self, runner: StandInRunner, tmp_path: Path) -> plugin.Witness:
+        witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+        take_note(witness, runner, "a", "end", PROMPT, answer=60)
+        return witness
+
+    def test_blocks_of_prompt_and_answer_are_as_they_were(self, tmp_path, runner, witness) -> None:
+        turn = [*range(PROMPT), *range(60), 7, 7]
+        take_note(witness, runner, "b", "begin", turn)
+        kept = _kept(tmp_path)
+        assert kept is not None and (kept.blocks, kept.foreign) == ((0, 1, 2, 3), ())
+        found = compare_kept(KVWitness(tmp_path).noted("b", "decode", "begin")[0])
+        assert (found.cells, found.differs) == (4 * 2 * len(LAYERS), False)
+
+    @pytest.mark.parametrize("token", [3, PROMPT - 1, PROMPT, 120])
+    def test_a_block_that_was_overwritten_is_named(self, tmp_path, runner, witness, token: int) -> None:
+        slot = torch.tensor([runner.blocks[token // 32] * 32 + token % 32])
+        other = torch.zeros((1, 3, 8))
+        runner.layers[LAYERS[1]].impl.do_kv_cache_update(None, other, other, runner.layers[LAYERS[1]].kv_cache, slot)
+        take_note(witness, runner, "b", "begin", [*range(PROMPT), *range(60), 7, 7])
+        found = compare_kept(KVWitness(tmp_path).noted("b", "decode", "begin")[0])
+        assert {(p.layer.name, p.cell, p.heads) for p in found.places} == {(LAYERS[1], token // CELL, (0, 1, 2))}
+        assert found.blocks == (token // 32,)
+
+    def test_blocks_that_were_filled_for_other_tokens_are_named(self, tmp_path, runner, witness) -> None:
+        take_note(witness, runner, "b", "begin", [*range(32), 9, *range(33, PROMPT)])
+        kept = _kept(tmp_path)
+        assert kept is not None and (kept.blocks, kept.foreign) == ((0, 1), (1,))
+
+    def test_a_block_that_another_request_has_taken_is_that_ones(self, tmp_path, runner, witness) -> None:
+        witness.requests["cmpl-c-0"] = plugin.Request([5] * 64, 64, 1)
+        witness.take("cmpl-c-0", [runner.blocks[1:2]], 0)
+        take_note(witness, runner, "b", "begin", PROMPT)
+        kept = _kept(tmp_path)
+        # What it holds now is not known before that one has ended; that it is not for these tokens is.
+        assert kept is not None and (kept.blocks, kept.foreign) == ((0,), (1,))
+
+    def test_what_another_engine_filled_is_not_a_hit(self, tmp_path, runner, witness) -> None:
+        witness.forget([runner.blocks[:1]])
+        take_note(witness, runner, "b", "begin", PROMPT, received=[0])
+        kept = _kept(tmp_path)
+        assert kept is not None and (kept.blocks, kept.foreign) == ((1,), ())
+
+    def test_the_oldest_blocks_are_forgotten(self, tmp_path, runner, monkeypatch) -> None:
+        monkeypatch.setattr(plugin, "_MOST_KEPT", 1)
+        witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+        take_note(witness, runner, "a", "end", PROMPT)
+        take_note(witness, runner, "b", "begin", PROMPT)
+        kept = _kept(tmp_path)
+        assert kept is not None and kept.blocks == (1,)
+
+    def test_a_block_that_a_window_left_and_another_took_does_not_count(self, tmp_path, runner, witness) -> None:
+        witness.requests["cmpl-w-0"] = plugin.Request(range(PROMPT), PROMPT, 1)
+        witness.take("cmpl-w-0", [runner.blocks], 0)
+        witness.requests["cmpl-c-0"] = plugin.Request([5] * 64, 64, 1)
+        witness.take("cmpl-c-0", [runner.blocks[:1]], 0)
+        witness.end("cmpl-w-0", range(PROMPT))
+        (found,) = KVWitness(tmp_path).noted("w", "decode", "end")
+        assert not found.groups[0].counted[:32].any() and found.groups[0].counted[32:PROMPT].all()
+
+    def test_other_connectors_fill_blocks_that_are_no_hits(self, tmp_path, runner) -> None:
+        runner.vllm_config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
+        witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+        take_note(witness, runner, "a", "end", PROMPT)
+        take_note(witness, runner, "b", "begin", [9] * PROMPT)
+        kept = _kept(tmp_path)
+        assert kept is not None and (kept.blocks, kept.foreign) == ((), ())
+
+
+def test_an_answer_is_noted_behind_the_cells_that_its_prompt_fills(tmp_path: Path) -> None:
+    runner = StandInRunner(kv_of(3), 32)
+    take_note(plugin.Witness(runner, AtOnce(tmp_path, "decode")), runner, "a", "end", PROMPT, answer=40)
+    witness = KVWitness(tmp_path)
+    (prompt,), (answer,) = witness.noted("a", "decode", "end"), witness.noted("a", "decode", "answer")
+    counted = answer.groups[0].counted
+    assert not counted[:80].any() and counted[80 : PROMPT + 40].all() and not counted[PROMPT + 40 :].any()
+    whole = joined(prompt, answer)
+    take_note(plugin.Witness(runner, AtOnce(tmp_path, "prefill")), runner, "turn", "end", PROMPT + 40)
+    found = compare_notes(whole, KVWitness(tmp_path).noted("turn", "prefill", "end")[0])
+    assert (found.cells, found.differs) == (8 * len(LAYERS), False)
 
 
 def test_a_plugin_that_fails_says_so_and_raises_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Findings about the KV itself: which of it differs, and what stands there instead."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.history.witness import CELL
+from harness.judging.evidence import CellView
+from harness.judging.figures import KVDifference, KVPlace
+from harness.judging.findings import DamageClass, Finding, Location
+from harness.observed.kv_notes import KINDS, KVComparison
+from harness.prompts.lengths import blocks
+
+_SHOWN = 12
+"""Places that a finding lists."""
+
+
+def kv_finding(
+    cell: CellView, check: str, o: Observation, role: str, found: KVComparison, words: str, whose: str
+) -> Finding:
+    """Return the finding of a role's KV that is another than that of ``whose``; ``words`` say what was expected."""
+    only_drafter = bool(found.places) and all(p.layer.drafter for p in found.places)
+    damage: DamageClass = "drafter-kv" if only_drafter else "target-kv"
+    where = _where(found, blocks(len(o.sent_ids), found.block_size), whose)
+    evidence = KVDifference(
+        role=role,
+        places=tuple(
+            KVPlace(
+                layer=p.layer.name,
+                kind=KINDS[p.values],
+                heads=p.heads,
+                first_token=p.cell * CELL,
+                zeros=p.zeros,
+                found_at=None if p.elsewhere is None else p.elsewhere * CELL,
+            )
+            for p in found.places[:_SHOWN]
+        ),
+        differing=len(found.places),
+        tokens=found.tokens,
+    )
+    finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
+    moved = _moved(found)
+    first = min(found.tokens, default=min((p.cell * CELL for p in found.places), default=None))
+    location = Location(
+        blocks=found.blocks,
+        of=blocks(len(o.sent_ids), found.block_size),
+        shift=moved[1] - moved[0] if moved is not None else None,
+        position=first,
+        text=where,
+    )
+    return finding.model_copy(update={"location": location})
+
+
+def _where(found: KVComparison, count: int, whose: str) -> str:
+    """Return in words which KV differs, and what stands there instead."""
+    layers = list(dict.fromkeys(p.layer.name for p in found.places))
+    kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
+    heads = sorted({h for p in found.places for h in p.heads})
+    some = all(p.heads for p in found.places) and bool(heads)
+    parts = [
+        f"other {' and '.join(kinds) or 'KV'}",
+        _layers(layers) if layers else "",
+        f"in head{'s' if len(heads) > 1 else ''} {ranges(heads)}" if some else "",
+        f"in block{'s' if len(found.blocks) > 1 else ''} {ranges(found.blocks)} of {count}",
+        f"(tokens {ranges(found.tokens)})" if found.tokens else "",
+    ]
+    return " ".join(p for p in parts if p) + _instead(found, whose)
+
+
+def _layers(layers: list[str]) -> str:
+    return f"in layer {layers[0]}" if len(layers) == 1 else f"in {len(layers)} layers ({layers[0]} to {layers[-1]})"
+
+
+def _instead(found: KVComparison, whose: str) -> str:
+    if found.places and all(p.zeros for p in found.places):
+        return ": zeros"
+    if (moved := _moved(found)) is not None:
+        here, there = moved
+        return f": block {here} holds what {whose} has in block {there}, {there - here:+d} blocks away"
+    return ""
+
+
+def _moved(found: KVComparison) -> tuple[int, int] | None:
+    """Return the first block that holds what the other engine has elsewhere, and where it has that; None unless most
+    places do."""
+    moved = [(p.cell, p.elsewhere) for p in found.places if p.elsewhere is not None]
+    if not moved or 2 * len(moved) < len(found.places):
+        return None
+    here, there = (cell * CELL // found.block_size for cell in moved[0])
+    return here, there
+
+
+def ranges(numbers: tuple[int, ...] | list[int]) -> str:
+    """Return numbers in words, those that follow each other as a range: ``0 to 2, 5``."""
+    out = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        items = [number for _, number in run]
+        out.append(str(items[0]) if len(items) == 1 else f"{items[0]} to {items[-1]}")
+    return ", ".join(out)
