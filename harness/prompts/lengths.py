@@ -38,6 +38,13 @@ def published_blocks(tokens: int, block_size: int, window: int | None = None) ->
     return filled if window is None else min(filled, blocks(window, block_size) + 1)
 
 
+def freed_blocks(tokens: int, block_size: int, window: int) -> int:
+    """Return how many of a prompt's first blocks P has given back when it hands over, in a KV-cache group with a
+    sliding window: those of which the token after the prompt sees nothing. The null block is published in their place
+    (``SlidingWindowManager.get_num_skipped_tokens`` in vLLM 0.32.0)."""
+    return max(0, tokens - window + 1) // block_size
+
+
 def spills(tokens: int, block_size: int, lookahead: int) -> bool:
     """Return whether reserving ``lookahead`` slots past the prompt takes more blocks than the prompt fills."""
     return blocks(tokens + lookahead, block_size) > blocks(tokens, block_size)

@@ -158,15 +158,17 @@ class Witness:
         self._writer = writer
         self.groups: list[Group] = []
         self.requests: dict[str, Request] = {}
-        self._pools: list[dict[int, Block]] = []
-        """By group, what each block is now."""
+        self._pool: dict[int, Block] = {}
+        """What each block is now. All groups share one pool."""
         self._kept: collections.OrderedDict[Block, None] = collections.OrderedDict()
         """Blocks with digests, the latest last."""
         self._hits_alone = _fills_by_nixl_alone(runner)
         unseen: dict[str, str] = {}
         drafts = _draft_layers(runner)
-        for index, group in enumerate(runner.kv_cache_config.kv_cache_groups):
-            self._pools.append({})
+        groups = runner.kv_cache_config.kv_cache_groups
+        self.sizes: list[int] = [group.kv_cache_spec.block_size for group in groups]
+        """Tokens in a block of each group, also of those whose caches cannot be read."""
+        for index, group in enumerate(groups):
             layers = []
             for name in group.layer_names:
                 try:
@@ -195,24 +197,19 @@ class Witness:
         """Learn the blocks that a request has taken besides those that it had. Blocks of its first ``computed`` tokens
         stay what they are: another request has filled them."""
         request = self.requests[id_]
-        for group in self.groups:
-            names = _names(request.tokens, group.block_size)
-            pool, mine, held = self._pools[group.number], request.blocks[group.number], request.held[group.number]
-            for block in blocks[group.number]:
+        for size, of_group, mine, held in zip(self.sizes, blocks, request.blocks, request.held, strict=False):
+            names = _names(request.tokens, size)
+            for block in of_group:
                 at = len(mine)
-                if at >= computed // group.block_size or block not in pool:
-                    pool[block] = Block(names[at] if at < len(names) else None)
+                if at >= computed // size or block not in self._pool:
+                    self._pool[block] = Block(names[at] if at < len(names) else None)
                 mine.append(block)
-                held.append(pool[block])
-
-    @property
-    def number_of_groups(self) -> int:
-        return len(self._pools)
+                held.append(self._pool[block])
 
     def unwritten(self, computed: dict[str, int], but: str) -> list[set[int]]:
         """Return, by group, the blocks that others than a request fill in this step, in whole or in part, in which the
         prefix cache finds them already. ``computed`` has the tokens of each scheduled request that have KV."""
-        out: list[set[int]] = [set() for _ in self._pools]
+        out: list[set[int]] = [set() for _ in self.sizes]
         for id_, count in computed.items():
             if id_ != but and id_ in self.requests:
                 for group in self.groups:
@@ -221,9 +218,8 @@ class Witness:
 
     def forget(self, blocks: Sequence[Sequence[int]]) -> None:
         """Learn that another engine has filled blocks."""
-        for group in self.groups:
-            for block in blocks[group.number] if group.number < len(blocks) else ():
-                self._pools[group.number].pop(block, None)
+        for block in (block for group in blocks for block in group):
+            self._pool.pop(block, None)
 
     def begin(
         self,
@@ -276,7 +272,7 @@ class Witness:
     def _still_held(self, request: Request, group: int) -> list[int]:
         """Return the blocks of a request with the null block for those that a window has left and another took."""
         blocks = zip(request.blocks[group], request.held[group], strict=True)
-        return [block if self._pools[group].get(block) is held else _NULL_BLOCK for block, held in blocks]
+        return [block if self._pool.get(block) is held else _NULL_BLOCK for block, held in blocks]
 
     def _keep(self, group: Group, blocks: list[int], tokens: Sequence[int], digests: list[Any]) -> None:
         """Remember what the full blocks of a request hold, whose digests come in several parts."""
@@ -287,7 +283,7 @@ class Witness:
         whole, cells = torch.cat(digests, 2), group.block_size // CELL
         for at, name in enumerate(_names(tokens, group.block_size)):
             if at < len(blocks) and blocks[at] != _NULL_BLOCK:
-                block = self._pools[group.number][blocks[at]]
+                block = self._pool[blocks[at]]
                 block.name, block.digests = name, whole[:, :, at * cells : (at + 1) * cells]
                 self._kept[block] = None
                 self._kept.move_to_end(block)
@@ -559,13 +555,13 @@ def _begun(runner: Any, step: Any) -> None:
     for new in step.scheduled_new_reqs:
         tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids or ()
         prompt = len(new.prompt_token_ids or ())
-        witness.requests[new.req_id] = Request(tokens, prompt, witness.number_of_groups)
+        witness.requests[new.req_id] = Request(tokens, prompt, len(witness.sizes))
         begun.append((new.req_id, new.block_ids, new.num_computed_tokens))
     for id_, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
         if id_ in cached.resumed_req_ids:
             tokens = _tokens_v1(runner, id_) or ()
             prompt = runner.requests[id_].num_prompt_tokens
-            witness.requests[id_] = Request(tokens, prompt, witness.number_of_groups)
+            witness.requests[id_] = Request(tokens, prompt, len(witness.sizes))
             begun.append((id_, blocks or [], count))
         elif blocks is not None and id_ in witness.requests:
             witness.take(id_, blocks, 0)

@@ -6,11 +6,11 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import pairwise, takewhile
+from typing import Any, NamedTuple
 
 from harness.history.records import Leg, Observation
 from harness.history.verdict import Verdict
@@ -27,7 +27,7 @@ from harness.judging.findings import CheckResult, Finding, conclude
 from harness.observed.kv_groups import published_groups
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.engine_args import DATA, parallel_size
-from harness.prompts.lengths import blocks, published_blocks
+from harness.prompts.lengths import blocks, freed_blocks, published_blocks
 from harness.util.text import counted
 
 NAME = "transfer"
@@ -541,14 +541,14 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     longest = max(range(len(groups)), key=lambda index: len(groups[index]))
     pool = p.kv_blocks if (p := cell.engine("prefill")) is not None else None
     for index, group in enumerate(groups):
-        # Block 0 is the one that stands for none.
-        if pool is not None and (strange := [b for b in group if type(b) is not int or not 0 < b < pool]):
+        held_ids = group[_null_blocks(cell, index, group, count) :]
+        if pool is not None and (strange := [b for b in held_ids if type(b) is not int or not 0 < b < pool]):
             message = (
                 f"expected P to publish blocks 1 to {pool - 1} of its pool in KV-cache group {index}, found "
                 f"{strange[0]!r}: D reads memory that is no block of P"
             )
             findings.append(cell.wrong_kv(NAME, message, o, given))
-        if len({str(block) for block in group}) < len(group):
+        if len({str(block) for block in held_ids}) < len(held_ids):
             message = (
                 f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV of "
                 "other tokens there"
@@ -568,6 +568,18 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
             )
             findings.append(cell.wrong_kv(NAME, message, o, published))
     return findings
+
+
+def _null_blocks(cell: CellView, index: int, group: Sequence[Any], tokens: int) -> int:
+    """Return how many blocks at the front of a published KV-cache group may be block 0, which stands for none, and are:
+    those that a sliding window has left, in a group that has one."""
+    size = cell.record.block_size
+    if index not in cell.kv_groups.clipped:
+        return 0
+    left_out = blocks(tokens, size) - len(group)
+    freed = [freed_blocks(tokens, size, w) - left_out for w in cell.record.windows if w is not None]
+    nulls = sum(1 for _ in takewhile(lambda block: type(block) is int and block == 0, group))
+    return min(nulls, max(freed, default=0), len(group) - 1)
 
 
 def _wanted_words(cell: CellView, tokens: int, wanted: int) -> str:
