@@ -94,6 +94,17 @@ def compare_notes(
     return KVComparison(cells, tuple(places), tuple(sorted(others)), size)
 
 
+def tokens_beyond(receiver: Noted, said: int) -> tuple[int, ...]:
+    """Return the tokens in blocks that another engine filled which are behind the first ``said``. The last token that
+    the receiver holds does not count: it computes it again."""
+    out: set[int] = set()
+    for group in receiver.groups:
+        held = np.flatnonzero(group.counted)[:-1]
+        taken = held[np.isin(held // group.block_size, sorted(group.received or ()))]
+        out |= {int(t) for t in taken if t >= said}
+    return tuple(sorted(out))
+
+
 def compare_kept(found: Noted) -> KVComparison:
     """Compare what the prefix cache found with what the same blocks held when they were filled."""
     cells, size = 0, found.groups[0].block_size if found.groups else 1

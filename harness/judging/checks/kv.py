@@ -13,7 +13,7 @@ from harness.judging.checks.kv_findings import kv_finding, ranges
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.observed.kv_held import KVReference
-from harness.observed.kv_notes import KVComparison, compare_kept, compare_notes
+from harness.observed.kv_notes import KVComparison, compare_kept, compare_notes, tokens_beyond
 from harness.profiles.cells import SECOND_P
 from harness.scenarios.proving import hits_of
 from harness.util.text import counted
@@ -73,6 +73,8 @@ class _HandOff(NamedTuple):
     """What the sender is called."""
     when: str
     """When it held what it sent."""
+    said: int | None = None
+    """Tokens of the turn before and its answer, where they are what was sent."""
 
 
 def kv_handed_over(cell: CellView) -> CheckResult:
@@ -94,6 +96,12 @@ def kv_handed_over(cell: CellView) -> CheckResult:
             if found.differs:
                 words = f"expected {receiver} to hold what {of.whose} had when it {of.when}"
                 findings.append(kv_finding(cell, HANDED_OVER, o, of.to, found, words, of.whose))
+            elif of.said is not None and (beyond := tokens_beyond(of.receiver, of.said)):
+                words = (
+                    "expected P to take from D the KV of the turn before, found that of "
+                    f"token{'s' if len(beyond) > 1 else ''} {ranges(beyond)} too, behind that turn's answer"
+                )
+                findings.append(cell.finding(HANDED_OVER, Verdict.REGRESSION, "target-kv", words, o))
     return conclude(HANDED_OVER, cell.id, judged, findings, note=_note(compared))
 
 
@@ -107,8 +115,10 @@ def _hand_offs(cell: CellView, o: Observation) -> Iterator[_HandOff]:
     prefill = o.leg("prefill")
     if prefill is not None and prefill.external_tokens > 0:
         donor = held.before(o)
-        sender = held.had_with_answer(donor, "decode") if donor is not None else None
-        yield _HandOff(sender, held.received(o, "prefill"), "prefill", "D", "ended the turn before")
+        if donor is None or donor.final is None:
+            return
+        sender, said = held.had_with_answer(donor, "decode"), len(donor.sent_ids) + len(donor.final.output_ids or ())
+        yield _HandOff(sender, held.received(o, "prefill"), "prefill", "D", "ended the turn before", said)
 
 
 def kv_computed(cell: CellView) -> CheckResult:
