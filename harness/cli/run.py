@@ -133,13 +133,13 @@ def run_command(
     mutant: MutantOption = None,
     together: Annotated[bool, typer.Option("--together", help="Allow several injected faults at once.")] = False,
     witness: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--witness",
+            "--witness/--no-witness",
             help="Note what the engines' KV caches hold, by layer and head, and judge it (docs/kv-witness.md), "
             "whatever the profile says.",
         ),
-    ] = False,
+    ] = None,
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="Start no further engines after those of the first cell with a regression."),
@@ -193,9 +193,7 @@ def run_command(
 
         make_missing(chosen.profile, lambda words: typer.echo(f"harness: {words}", err=True), engines.engine_python)
     prepared = prepare(*chosen.names)
-    if witness or servers.urls:
-        # Servers that run already have no plugin.
-        prepared = prepared.witnessing("kv" if not servers.urls else "off")
+    prepared = _witnessed(prepared, witness, servers, choice)
     require_free(prepared, flags)
     executor: Executor = make_executor(choice, mutant or [], base_port)
     servers.require_whole()
@@ -224,6 +222,14 @@ def run_command(
         return execute(prepared, engines.out, reporter, options, fail_fast)
 
     carry_out(executor, _apart(choice), prepared, what, record, part, strict)
+
+
+def _witnessed(prepared: Prepared, asked: bool | None, servers: ServerOptions, choice: ExecutorChoice) -> Prepared:
+    """Return it with the engines' KV caches watched, or not. Servers that run already have no plugin, and engines on
+    other machines write their notes there."""
+    if servers.urls or (asked is None and choice.name != "local"):
+        return prepared.witnessing("off")
+    return prepared if asked is None else prepared.witnessing("kv" if asked else "off")
 
 
 def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) -> AttachedExecutor:

@@ -75,7 +75,7 @@ def prepare_resume(folder: Path) -> Resumable:
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
     source = run.asked_for.source
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
-    # ``--witness`` is not in the profile.
+    # ``--witness`` and ``--no-witness`` are not in the profile.
     whole = whole.witnessing("kv" if run.asked_for.witness == "kv" else "off")
     # A run that finished can lack its later stages only; its failed cells are not repeated.
     rest = _rest(whole, history) if unfinished(run) else whole._replace(plan=Plan((), ()), works=(), lacking={})

@@ -263,6 +263,9 @@ class KVDifference(Strict):
     differing: int
     """Number of such places; not all are listed."""
     tokens: tuple[int, ...]
+    """The tokens whose KV differs; empty where only cells of 16 could be compared."""
+    prompt_tokens: int
+    """Length of the prompt."""
 
 
 class CacheHit(Strict):

@@ -125,6 +125,12 @@ class Finding(Strict):
         return bool(tokens) and all(after - before > 1 for before, after in pairwise(tokens))
 
     @property
+    def tokens_from_end(self) -> int | None:
+        """How far before the end of its prompt the first token stands whose KV differs; None of other findings."""
+        found = self.evidence
+        return found.prompt_tokens - min(found.tokens) if isinstance(found, KVDifference) and found.tokens else None
+
+    @property
     def runs_on(self) -> bool:
         """Whether an answer is right up to its last token; so are those of findings that are not about tokens."""
         found = self.evidence

@@ -48,6 +48,8 @@ class FindingLocation(Protocol):
     def runs_on(self) -> bool: ...
     @property
     def lone_tokens(self) -> bool: ...
+    @property
+    def tokens_from_end(self) -> int | None: ...
 
 
 class KnownDefect(Strict):
@@ -71,6 +73,8 @@ class KnownDefect(Strict):
     """Whether it covers only answers that are right up to the last token, and then go on."""
     lone_tokens: bool = False
     """Whether it covers only KV that differs at single tokens, none next to another, as at the ends of chunks."""
+    last_tokens: int = Field(0, ge=0)
+    """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
     last_step: bool = False
@@ -143,8 +147,12 @@ class KnownDefect(Strict):
             and matches_any(finding.check, self.checks)
             and (finding.last_step or not self.last_step)
             and (finding.lone_tokens or not self.lone_tokens)
+            and self._covers_tokens(finding.tokens_from_end)
             and (finding.runs_on or not self.runs_on)
         )
+
+    def _covers_tokens(self, from_end: int | None) -> bool:
+        return not self.last_tokens or (from_end is not None and from_end <= self.last_tokens)
 
     def _covers_strata(self, finding: FindingLocation) -> bool:
         if "*" in self.strata:

@@ -112,8 +112,8 @@ def prepare(
     if fetch and not planned and _obtained(profile, cells):
         profile = load_profile(source)
     if record:
-        # No baseline has scores, for which the plain engine would wait for all others.
-        profile = without_rescoring(profile)
+        # No baseline has scores, for which the plain engine would wait for all others, nor notes of the KV.
+        profile = without_rescoring(profile).model_copy(update={"witness": "off"})
     if record:
         # A baseline describes engines without a router.
         cells = [c for c in cells if not c.routed]

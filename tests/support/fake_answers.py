@@ -15,6 +15,7 @@ from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.workload.cells import CellWork, Item
 from tests.support.builders import change_final, counted, engine, leg, rescoring
+from tests.support.fake_notes import note
 
 
 @cache
@@ -72,7 +73,9 @@ def perform(recorder: Recorder, work: CellWork, change: Callable[[Observation], 
     if not any(e.group == work.cell.id for e in recorder.record.engines):
         recorder.engines([engine(work.cell.id, "single")])
     for number, item in enumerate(work.items):
-        recorder.append(change(answer(work, item, number)))
+        made = change(answer(work, item, number))
+        recorder.append(made)
+        note(recorder.folder, made, speculative=bool(work.cell.method.draft_tokens))
     recorder.set_cell(work.cell.id, state="complete", emptied_s={"single": 0.0})
 
 

@@ -47,7 +47,8 @@ class SoakOptions(NamedTuple):
 def prepare_soak(source: str, cell: str) -> Prepared:
     """Prepare one cell with its cold prompts, as token ids. Raises UsageError when ``cell`` does not match exactly one
     cell, or the profile cannot be judged at a concurrency above 1."""
-    prepared = prepare(source, [cell], [COLD])
+    # Notes of the KV would grow without end.
+    prepared = prepare(source, [cell], [COLD]).witnessing("off")
     if len(prepared.works) != 1 or not prepared.plan.groups:
         names = ", ".join(w.cell.id for w in prepared.works)
         raise UsageError(

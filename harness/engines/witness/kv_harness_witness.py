@@ -572,9 +572,9 @@ def _begun(runner: Any, step: Any) -> None:
     for id_, _, count in begun:
         received = _received.pop(id_, None)
         if count:
-            if received is not None:
+            if received is not None and count + 1 == witness.requests[id_].prompt:
                 # D computes the last token of a prompt again, of which it has received the KV.
-                count = min(witness.requests[id_].prompt, count + 1)
+                count += 1
             witness.begin(id_, count, received, witness.unwritten(computed, id_))
 
 

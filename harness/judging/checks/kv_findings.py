@@ -39,6 +39,7 @@ def kv_finding(
         ),
         differing=len(found.places),
         tokens=found.tokens,
+        prompt_tokens=len(o.sent_ids),
     )
     finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
     moved = _moved(found)

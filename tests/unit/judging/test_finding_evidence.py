@@ -125,6 +125,7 @@ EVIDENCE = (
         ),
         differing=1,
         tokens=(40,),
+        prompt_tokens=65,
     ),
     CacheHit(hit_blocks=2),
     Counted(counters={"nixl_bytes": 1.0}),
