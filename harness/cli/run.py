@@ -67,6 +67,14 @@ class ServerOptions(NamedTuple):
         ),
     ] = None
     key_variable: KeyVariableOption = None
+    witness_notes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=ATTACH,
+            help="Judge the servers' KV, too, by what their plugin notes in this folder (docs/kv-witness.md).",
+        ),
+    ] = None
 
     @property
     def urls(self) -> dict[Role, str]:
@@ -76,6 +84,16 @@ class ServerOptions(NamedTuple):
 
     def require_whole(self) -> None:
         """Raise UsageError for a router whose servers are not told."""
+        if self.witness_notes is not None and not self.urls:
+            raise UsageError(
+                "--witness-notes is for servers that run already; name them (--prefill, --decode, --single), or leave it "
+                "out: engines that are started note what the profile asks for"
+            )
+        if self.witness_notes is not None and not self.witness_notes.is_dir():
+            raise UsageError(
+                f"--witness-notes {self.witness_notes}: expected the folder that the servers were started with as "
+                "KV_HARNESS_WITNESS, found no folder; correct the path"
+            )
         if self.router is not None and not (self.prefill and self.decode):
             raise UsageError(
                 "--router: expected --prefill and --decode with it, found one missing; their counters are the proof "
@@ -225,9 +243,11 @@ def run_command(
 
 
 def _witnessed(prepared: Prepared, asked: bool | None, servers: ServerOptions, choice: ExecutorChoice) -> Prepared:
-    """Return it with the engines' KV caches watched, or not. Servers that run already have no plugin, and engines on
-    other machines write their notes there."""
-    if servers.urls or (asked is None and choice.name != "local"):
+    """Return it with the engines' KV caches watched, or not. Servers that run already write their notes where they were
+    told to, and engines on other machines write them there."""
+    if servers.urls:
+        return prepared.witnessing("kv" if servers.witness_notes else "off")
+    if asked is None and choice.name != "local":
         return prepared.witnessing("off")
     return prepared if asked is None else prepared.witnessing("kv" if asked else "off")
 
@@ -245,7 +265,7 @@ def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) 
             f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
         )
     key = key_in(servers.key_variable)
-    found = {role: look_at(role, url, key) for role, url in servers.urls.items()}
+    found = {role: look_at(role, url, key)._replace(notes=servers.witness_notes) for role, url in servers.urls.items()}
     pair = [server for role, server in found.items() if role != "single"]
     router = look_at_router(servers.router, key, pair) if servers.router is not None else None
     executor = AttachedExecutor(found, router)

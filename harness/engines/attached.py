@@ -54,6 +54,8 @@ class Server(NamedTuple):
     surfaces: dict[str, bool]
     """Whether it has each of ``_PROBED`` and ``/server_info``."""
     info: ServerInfo
+    notes: Path | None = None
+    """The folder in which it notes what its KV cache holds, if that is to be judged."""
 
 
 class Front(NamedTuple):

@@ -80,6 +80,12 @@ class EngineGroupSession:
 
     # --- life cycle ---------------------------------------------------------------------------------------------
 
+    @property
+    def notes(self) -> Path | None:
+        """The folder in which servers that run already note what their KV caches hold, if that is to be judged."""
+        attached = (p.server.notes for p in self._launcher.processes.values() if isinstance(p, AttachedEngine))
+        return next((folder for folder in attached if folder is not None), None)
+
     def __enter__(self) -> EngineGroupSession:
         try:
             self._start()

@@ -4,9 +4,10 @@ folder of its own, and shares its engines with others."""
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from harness.history.layout import WITNESS, witness_files
@@ -17,34 +18,61 @@ _SETTLED_S = 0.1
 _MOST_S = 5.0
 
 
+_OF_SERVERS = re.compile(r"(prefill|decode|single)\.[0-9]+\.jsonl")
+"""Names of the files of servers that were started with a role as KV_HARNESS_WITNESS_NAME."""
+
+
 @contextlib.contextmanager
 def notes_brought(engines: Path, run: Path) -> Iterator[None]:
     """Copy what engines with this folder note meanwhile into the folder of a run, if that is another one. Raises
     StorageError when it cannot be written."""
-    before = {path: path.stat().st_size for path in witness_files(engines)}
+    if engines.resolve() == run.resolve():
+        yield
+        return
+    with _brought(lambda: {path: path.name for path in witness_files(engines)}, run):
+        yield
+
+
+@contextlib.contextmanager
+def notes_of_servers(folder: Path, run: Path, group: str) -> Iterator[None]:
+    """Copy what servers that run already note meanwhile in this folder into that of a run, as notes of a group of
+    engines. Raises StorageError when it cannot be written."""
+
+    def files() -> dict[Path, str]:
+        return {
+            path: f"{group}.{path.name}" for path in sorted(folder.glob("*.jsonl")) if _OF_SERVERS.fullmatch(path.name)
+        }
+
+    with _brought(files, run):
+        yield
+
+
+@contextlib.contextmanager
+def _brought(files: Callable[[], Mapping[Path, str]], run: Path) -> Iterator[None]:
+    before = {path: path.stat().st_size for path in files()}
     try:
         yield
     finally:
-        if engines.resolve() != run.resolve() and witness_files(engines):
-            _settle(engines)
-            _bring(engines, run, before)
+        if files():
+            _settle(files)
+            _bring(files(), run, before)
 
 
-def _settle(engines: Path) -> None:
+def _settle(files: Callable[[], Mapping[Path, str]]) -> None:
     """Wait until the engines write no more: a thread of theirs does so behind each answer."""
     deadline = time.monotonic() + _MOST_S
     sizes: list[int] | None = None
     while time.monotonic() < deadline:
-        now = [path.stat().st_size for path in witness_files(engines)]
+        now = [path.stat().st_size for path in files()]
         if now == sizes:
             return
         sizes = now
         time.sleep(_SETTLED_S)
 
 
-def _bring(engines: Path, run: Path, before: Mapping[Path, int]) -> None:
-    for path in witness_files(engines):
-        target = run / WITNESS / path.name
+def _bring(files: Mapping[Path, str], run: Path, before: Mapping[Path, int]) -> None:
+    for path, name in files.items():
+        target = run / WITNESS / name
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             new = not target.exists()

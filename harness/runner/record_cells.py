@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
-from harness.runner.kv_notes import notes_brought
+from harness.runner.kv_notes import notes_brought, notes_of_servers
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
@@ -35,7 +36,9 @@ def record_cells(
 def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
     """Record the engines, ask each cell, and re-score the outputs where the run asks for it. Raises InfrastructureError
     as ``record_cells`` does, and leaves it to the caller to mark the cells."""
-    with notes_brought(session.folder, recorder.folder):
+    attached = session.notes
+    from_servers = notes_of_servers(attached, recorder.folder, session.group.id) if attached else nullcontext()
+    with notes_brought(session.folder, recorder.folder), from_servers:
         _ask_cells(session, works, recorder, reporter)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.history.layout import WITNESS
-from harness.runner.kv_notes import notes_brought
+from harness.runner.kv_notes import notes_brought, notes_of_servers
 
 
 def _append(engines: Path, text: str, name: str = "pd-none.decode.1.jsonl") -> None:
@@ -47,3 +47,16 @@ def test_engines_in_the_runs_own_folder_need_no_copy(tmp_path: Path) -> None:
     with notes_brought(tmp_path / "none", tmp_path / "other"):
         pass
     assert not (tmp_path / "other").exists()
+
+
+def test_notes_of_servers_become_those_of_a_group(tmp_path: Path) -> None:
+    folder, run = tmp_path / "noted", tmp_path / "run"
+    folder.mkdir()
+    (folder / "decode.7.jsonl").write_text("layers\nbefore\n")
+    (folder / "engine.7.jsonl").write_text("of nobody that was named\n")
+    with notes_of_servers(folder, run, "pd-eagle3"):
+        with (folder / "decode.7.jsonl").open("a") as stream:
+            stream.write("a\n")
+    assert {path.name: path.read_text() for path in (run / WITNESS).iterdir()} == {
+        "pd-eagle3.decode.7.jsonl": "layers\na\n"
+    }
