@@ -86,8 +86,8 @@ class ServerOptions(NamedTuple):
         """Raise UsageError for a router whose servers are not told."""
         if self.witness_notes is not None and not self.urls:
             raise UsageError(
-                "--witness-notes is for servers that run already; name them (--prefill, --decode, --single), or leave it "
-                "out: engines that are started note what the profile asks for"
+                "--witness-notes is for servers that run already; name them (--prefill, --decode, --single), or leave "
+                "it out: engines that are started note what the profile asks for"
             )
         if self.witness_notes is not None and not self.witness_notes.is_dir():
             raise UsageError(

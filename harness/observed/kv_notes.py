@@ -27,7 +27,7 @@ class OtherKV(NamedTuple):
     """Distance of the two over the size of the second one, as their sketches estimate it: infinite where it is zero,
     not a number where no sketch was kept."""
     zeros: bool
-    """Whether the first cache has zeros there."""
+    """Whether the first cache has zeros there, in the heads that differ."""
     elsewhere: int | None
     """The cell in which the second cache has what the first one has here; None if it has it nowhere."""
 
@@ -128,7 +128,7 @@ def _places_of_kept(group: NotedGroup, kept: NDArray[np.uint64], cell: int, at: 
             now = group.digests[i, kind, cell]
             heads = tuple(int(h) for h in np.flatnonzero(now != kept[i, kind, at]))
             if heads:
-                yield OtherKV(layer, bool(kind), cell, heads, float("nan"), not now.any(), None)
+                yield OtherKV(layer, bool(kind), cell, heads, float("nan"), not now[list(heads)].any(), None)
 
 
 def _common(mine: NotedGroup, other: NotedGroup, received: bool, tokens: int | None) -> dict[int, NDArray[np.bool_]]:
@@ -175,7 +175,8 @@ def _differences(
                     continue
                 heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()
                 elsewhere = _cell_with(other, j, kind, ours) if ours.any() else None
-                found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, not ours.any(), elsewhere))
+                zeros = not ours[list(heads) or slice(None)].any()
+                found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, zeros, elsewhere))
     return compared, found
 
 

@@ -138,8 +138,9 @@ def kv_computed(cell: CellView) -> CheckResult:
             if at_end is None:
                 findings.append(cell.untested(COMPUTED, f"expected a note of the {role} engine's KV, found none", o))
                 continue
-            moments = [(noted, "before its first step") for noted in held.found(o, role)]
-            moments.append((at_end, "at the end of the request"))
+            # An engine computes the last token of a prompt itself, whatever stands there before.
+            moments = [(noted, "before its first step", len(o.sent_ids) - 1) for noted in held.found(o, role)]
+            moments.append((at_end, "at the end of the request", len(o.sent_ids)))
             compared_now = [*_computed(cell, o, role, moments, references)]
             if role == o.final.role and (reference := references.get(False)) is not None:
                 compared_now += _answered(cell, o, role, reference)
@@ -155,15 +156,15 @@ def _computed(
     cell: CellView,
     o: Observation,
     role: str,
-    moments: Sequence[tuple[Noted, str]],
+    moments: Sequence[tuple[Noted, str, int]],
     references: Mapping[bool, KVReference],
 ) -> Iterator[tuple[KVComparison, Finding | None]]:
-    """Compare what an engine held of a prompt at each moment with what the references of the target (False) and of the
-    drafter (True) did."""
+    """Compare what an engine held of so many tokens of a prompt at each moment with what the references of the target
+    (False) and of the drafter (True) did."""
     bound = _bound(cell)
     for drafter, reference in references.items():
-        for noted, when in moments:
-            found = compare_notes(noted, reference.noted, drafter=drafter, bound=bound)
+        for noted, when, tokens in moments:
+            found = compare_notes(noted, reference.noted, drafter=drafter, bound=bound, tokens=tokens)
             words = f"expected the {role} engine to hold {when} what {reference.cell} computed"
             wrong = found.differs and not (drafter and _of_another_answer(o, found, reference))
             yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if wrong else None

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.witness import kv_harness_witness as plugin
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import kv
 from harness.judging.checks.registry import judge_cell
-from tests.support.builders import history, observation, view, with_profile
-from tests.support.kv_caches import AtOnce, as_in_an_engine, kv_of, write_notes
+from tests.support.builders import change_final, history, observation, view, with_profile
+from tests.support.kv_caches import AtOnce, StandInRunner, as_in_an_engine, kv_of, take_note, write_notes
 
 _TOKENS = 83
 
@@ -32,10 +33,12 @@ class Run:
         self.prefill, self.decode, self.single = self.kv.clone(), self.kv.clone(), self.kv.clone()
         self.plain = self.kv.clone()
         self.received: list[int] | None = [0, 1, 2]
+        self.answers = 0
         self.silent: set[str] = set()
 
-    def view(self, cell: str = "pd-eagle3"):
+    def view(self, cell: str = "pd-eagle3", hits: float = 0.0):
         answers = [observation(name, _TOKENS) for name in ("pd-eagle3", "single-eagle3", "single-none")]
+        answers[0] = change_final(answers[0], counters={**answers[0].final.counters, "prefix_hits": hits})
         requests = {o.cell: o.legs[-1].request_id for o in answers}
         for role, of, held, moments in (
             ("prefill", "pd-eagle3", self.prefill, ("end",)),
@@ -45,9 +48,14 @@ class Run:
         ):
             kept = [m for m in moments if f"{of} {role} {m}" not in self.silent]
             writer = AtOnce(self.folder, role, of)
-            write_notes(writer, held, requests[of], _TOKENS, self.received, kept, draft=of != "single-none")
-        made = with_profile(history(answers, folder=self.folder), witness="kv")
-        return view(made, cell)
+            answer = self.answers if "single" in (role, of) or role == "decode" else 0
+            draft = of != "single-none"
+            write_notes(writer, held, requests[of], _TOKENS, self.received, kept, draft=draft, answer=answer)
+        return self.again(answers, cell)
+
+    def again(self, answers: list[Observation], cell: str = "pd-eagle3"):
+        """The view of a cell by the notes as they are now."""
+        return view(with_profile(history(answers, folder=self.folder), witness="kv"), cell)
 
     def handed_over(self):
         return kv.kv_handed_over(self.view())
@@ -124,6 +132,67 @@ def test_an_engine_without_a_note_is_unknown(run: Run, side: str):
     found = run.computed()
     assert {f.verdict for f in found.findings} == {Verdict.UNKNOWN}
     assert f"expected a note of the {side.split()[1]} engine" in found.findings[0].message
+
+
+def _decoded(run: Run, *notes: tuple[str, str], damage: int | None = None):
+    """The view of the pair where D noted these requests and moments on one engine; ``{}`` is the pair's own request.
+    With ``damage``, a head of that block of a layer becomes zero before the last note."""
+    answers = list(run.view().history.observations)
+    request = next(o for o in answers if o.cell == "pd-eagle3").legs[-1].request_id
+    writer = AtOnce(run.folder, "decode", "pd-eagle3")
+    writer.path.unlink()
+    runner = StandInRunner(run.kv, 32)
+    witness = plugin.Witness(runner, writer)
+    for number, (name, moment) in enumerate(notes, 1):
+        if damage is not None and number == len(notes):
+            runner.layers["model.layers.0.attn"].kv_cache[runner.blocks[damage], 2] = 0
+        take_note(witness, runner, name.format(request), moment, _TOKENS)
+    return run.again(answers)
+
+
+def test_the_last_token_of_a_prompt_is_computed_whatever_stands_there_before(run: Run):
+    """P of a model with recurrent state hands over all tokens but the last."""
+    run.kv[:, :, _TOKENS - 1] = 0
+    cell = _decoded(run, ("{}", "begin"))
+    writer = AtOnce(run.folder, "decode", "pd-eagle3")
+    write_notes(writer, run.plain, _request(cell), _TOKENS)
+    assert kv.kv_computed(cell).verdict is Verdict.PASS
+
+
+def _request(cell) -> str:
+    return next(iter(cell.all_observations())).legs[-1].request_id
+
+
+def test_the_kv_of_an_answer_is_compared_up_to_its_first_other_token(run: Run):
+    run.answers = 4
+    run.decode[0, 1, _TOKENS + 2] = 0
+    (finding,) = run.computed().findings
+    assert "expected the decode engine to hold of its answer what single-none computed" in finding.message
+    assert (finding.location.blocks, finding.location.position) == ((2,), _TOKENS + 2)
+
+
+def test_cached_blocks_that_are_what_they_were_pass(run: Run):
+    assert not kv.has_hits(run.view())
+    cell = _decoded(run, ("before", "end"), ("{}", "begin"))
+    found = kv.kv_kept(cell)
+    assert kv.has_hits(cell)
+    assert (found.verdict, found.judged, found.note) == (Verdict.PASS, 1, "12 cells of 16 tokens of a layer compared")
+
+
+def test_a_cached_block_that_changed_is_named(run: Run):
+    cell = _decoded(run, ("before", "end"), ("{}", "begin"), damage=1)
+    (finding,) = kv.kv_kept(cell).findings
+    assert "prefix cache to find blocks as they were when they were filled, found other" in finding.message
+    assert "in layer model.layers.0.attn in head 2 in block 1 of 3: zeros" in finding.message
+
+
+def test_a_hit_without_a_note_is_unknown(run: Run):
+    run.silent |= {"pd-eagle3 decode begin"}
+    cell = run.view(hits=64.0)
+    assert kv.has_hits(cell)
+    (finding,) = kv.kv_kept(cell).findings
+    assert finding.verdict is Verdict.UNKNOWN
+    assert "expected a note of what the decode engine found in its prefix cache" in finding.message
 
 
 def test_without_any_reference_nothing_passes(run: Run):

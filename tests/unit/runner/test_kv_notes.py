@@ -54,9 +54,8 @@ def test_notes_of_servers_become_those_of_a_group(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "decode.7.jsonl").write_text("layers\nbefore\n")
     (folder / "engine.7.jsonl").write_text("of nobody that was named\n")
-    with notes_of_servers(folder, run, "pd-eagle3"):
-        with (folder / "decode.7.jsonl").open("a") as stream:
-            stream.write("a\n")
+    with notes_of_servers(folder, run, "pd-eagle3"), (folder / "decode.7.jsonl").open("a") as stream:
+        stream.write("a\n")
     assert {path.name: path.read_text() for path in (run / WITNESS).iterdir()} == {
         "pd-eagle3.decode.7.jsonl": "layers\na\n"
     }
