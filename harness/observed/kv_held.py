@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.history.records import Observation
+from harness.history.records import RESCORE, Observation
+from harness.history.token_ids import common_prefix
 from harness.history.witness import KVWitness, Noted, joined
 from harness.observed.cell import ObservedCell
 
@@ -69,6 +71,19 @@ class KVHeld:
     def received(self, o: Observation, role: str) -> Noted | None:
         """Return what an engine held of a prompt of which another one had sent a part; None if none was noted."""
         return next((n for n in self.found(o, role) if any(g.received for g in n.groups)), None)
+
+    def read_afresh(self, plain: str) -> Iterator[tuple[Noted, Noted, int]]:
+        """Yield what the plain engine held of an answer that it read afresh, what it held when it gave an answer to the
+        same prompt, and how many tokens both begin with."""
+        answers = {o.prompt_id: o for o in self._cell.history.first_answers(plain).values()}
+        for o in self._cell.history.of(plain, scenario=RESCORE).values():
+            said, read = answers.get(o.prompt_id), o.final
+            if said is None or said.final is None or read is None:
+                continue
+            whole = (*said.sent_ids, *(said.final.output_ids or ()))
+            ours, theirs = self._ended(read.request_id, read.role), self.had_with_answer(said, said.final.role)
+            if ours is not None and theirs is not None:
+                yield ours, theirs, common_prefix(o.sent_ids, whole)
 
     def before(self, o: Observation) -> Observation | None:
         """Return the turn that a request goes on with."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,21 @@ class OtherKV(NamedTuple):
     """The cell in which the second cache has what the first one has here; None if it has it nowhere."""
 
 
+class KVBounds(NamedTuple):
+    """Distances of two cells over their size up to which they are equal but for rounding; 0: bit for bit."""
+
+    otherwise: float = 0.0
+    """Of a layer that is not named."""
+    by_layer: Mapping[tuple[str, bool], float] = MappingProxyType({})
+    """By the layer's name, of its keys (False) and its values (True)."""
+
+    def of(self, layer: KVLayer, values: bool) -> float:
+        return self.by_layer.get((layer.name, values), self.otherwise)
+
+
+EXACT = KVBounds()
+
+
 class KVComparison(NamedTuple):
     """The comparison of two caches over the tokens that both hold."""
 
@@ -59,17 +75,59 @@ def compare_notes(
     theirs: Noted,
     drafter: bool | None = None,
     received: bool = False,
-    bound: float = 0.0,
+    bounds: KVBounds = EXACT,
     tokens: int | None = None,
 ) -> KVComparison:
     """Compare two notes in the layers of the target, of the drafter, or of both (None).
 
     ``received`` restricts the comparison to blocks that another engine filled, ``tokens`` to so many tokens. Places
-    whose distance is at most ``bound`` are taken for rounding.
+    whose distance is within ``bounds`` are taken for rounding.
     """
     cells, size = 0, ours.groups[0].block_size if ours.groups else 1
     places: list[OtherKV] = []
     others: set[int] = set()
+    for mine, other, pairs in _alike(ours, theirs, drafter):
+        size = mine.block_size
+        common = _common(mine, other, received, tokens)
+        number, found = _differences(mine, other, pairs, common, bounds)
+        cells += number
+        places += found
+        others |= _tokens(mine, other, common, {p.layer.drafter for p in found}, {p.cell for p in found})
+        if bounds == EXACT:
+            # Cells of unlike extent have no digest in common, and no place: their tokens tell.
+            uneven = [c for c, both in common.items() if not _even(mine, other, c, both)]
+            asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
+            cells += len(uneven)
+            others |= _tokens(mine, other, common, asked, uneven)
+    return KVComparison(cells, tuple(places), tuple(sorted(others)), size)
+
+
+class CellDistance(NamedTuple):
+    """How far two caches are apart in a cell of one layer."""
+
+    layer: KVLayer
+    values: bool
+    cell: int
+    distance: float
+    """Over the size of the second one."""
+
+
+def distances(ours: Noted, theirs: Noted, tokens: int, drafter: bool = False) -> Iterator[CellDistance]:
+    """Return the distances of all cells of the first tokens, in the layers of the target or of the drafter."""
+    for mine, other, pairs in _alike(ours, theirs, drafter):
+        for cell, both in _common(mine, other, False, tokens).items():
+            if not _even(mine, other, cell, both):
+                continue
+            for i, j in pairs:
+                for kind in range(2):
+                    apart = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
+                    yield CellDistance(mine.layers[i], bool(kind), cell, apart)
+
+
+def _alike(
+    ours: Noted, theirs: Noted, drafter: bool | None
+) -> Iterator[tuple[NotedGroup, NotedGroup, list[tuple[int, int]]]]:
+    """Yield groups that have layers in common, with the places of these layers in both."""
     for mine in ours.groups:
         for other in theirs.groups:
             pairs = [
@@ -77,21 +135,8 @@ def compare_notes(
                 for i, layer in enumerate(mine.layers)
                 if layer in other.layers and drafter in (None, layer.drafter)
             ]
-            if not pairs:
-                continue
-            size = mine.block_size
-            common = _common(mine, other, received, tokens)
-            number, found = _differences(mine, other, pairs, common, bound)
-            cells += number
-            places += found
-            others |= _tokens(mine, other, common, {p.layer.drafter for p in found}, {p.cell for p in found})
-            if not bound:
-                # Cells of unlike extent have no digest in common, and no place: their tokens tell.
-                uneven = [c for c, both in common.items() if not _even(mine, other, c, both)]
-                asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
-                cells += len(uneven)
-                others |= _tokens(mine, other, common, asked, uneven)
-    return KVComparison(cells, tuple(places), tuple(sorted(others)), size)
+            if pairs:
+                yield mine, other, pairs
 
 
 def tokens_beyond(receiver: Noted, said: int) -> tuple[int, ...]:
@@ -155,7 +200,7 @@ def _differences(
     other: NotedGroup,
     pairs: Collection[tuple[int, int]],
     common: dict[int, NDArray[np.bool_]],
-    bound: float,
+    bounds: KVBounds,
 ) -> tuple[int, list[OtherKV]]:
     """Return how many cells were compared, and the places that differ. Cells of which one holds more tokens than the
     other have no digest in common."""
@@ -171,6 +216,7 @@ def _differences(
                     continue
                 distance = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
                 # A sketch may not show the smallest differences at all.
+                bound = bounds.of(mine.layers[i], bool(kind))
                 if bound and distance <= bound:
                     continue
                 heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()

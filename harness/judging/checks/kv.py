@@ -10,10 +10,11 @@ from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.history.witness import CELL, Noted
 from harness.judging.checks.kv_findings import kv_finding, ranges
+from harness.judging.checks.kv_rounding import constant_bounds, measured_bounds
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.observed.kv_held import KVReference
-from harness.observed.kv_notes import KVComparison, compare_kept, compare_notes, tokens_beyond
+from harness.observed.kv_notes import KVBounds, KVComparison, compare_kept, compare_notes, tokens_beyond
 from harness.profiles.cells import SECOND_P
 from harness.scenarios.proving import hits_of
 from harness.util.text import counted
@@ -21,10 +22,6 @@ from harness.util.text import counted
 HANDED_OVER = "kv-handed-over"
 COMPUTED = "kv-computed"
 KEPT = "kv-kept"
-_ROUNDING = {"float32": 2e-3}
-_ROUNDING_16_BITS = 5e-2
-"""Distance of two cells over their size up to which they are equal but for rounding. Sketches are kept in half
-precision, which alone makes 5e-4; a head's keys of one token, lost from a cell of four heads, make 0.12."""
 
 
 def watched(cell: CellView) -> bool:
@@ -53,8 +50,10 @@ def has_reference(cell: CellView) -> bool:
 
 
 def _references(cell: CellView) -> dict[bool, str]:
-    """Return the cells whose answers show the KV of the target (False), and of the drafter (True)."""
-    return {False: _target_reference(cell), **({True: cell.name.single} if cell.speculative else {})}
+    """Return the cells whose answers show the KV of the target (False), and of the drafter (True). In the normal tier,
+    nothing shows how far rounding moves a drafter's."""
+    of_drafter = {True: cell.name.single} if cell.speculative and cell.judging.tier == "bitwise" else {}
+    return {False: _target_reference(cell), **of_drafter}
 
 
 def _target_reference(cell: CellView) -> str:
@@ -161,10 +160,10 @@ def _computed(
 ) -> Iterator[tuple[KVComparison, Finding | None]]:
     """Compare what an engine held of so many tokens of a prompt at each moment with what the references of the target
     (False) and of the drafter (True) did."""
-    bound = _bound(cell)
+    bounds = _bounds(cell)
     for drafter, reference in references.items():
         for noted, when, tokens in moments:
-            found = compare_notes(noted, reference.noted, drafter=drafter, bound=bound, tokens=tokens)
+            found = compare_notes(noted, reference.noted, drafter=drafter, bounds=bounds, tokens=tokens)
             words = f"expected the {role} engine to hold {when} what {reference.cell} computed"
             wrong = found.differs and not (drafter and _of_another_answer(o, found, reference))
             yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if wrong else None
@@ -179,13 +178,13 @@ def _answered(
         return
     # The KV of a token stands at its place; that of the last one is not computed.
     same = len(o.sent_ids) + common_prefix(ids, reference.output_ids)
-    found = compare_notes(ours, reference.answer, drafter=False, bound=_bound(cell), tokens=same)
+    found = compare_notes(ours, reference.answer, drafter=False, bounds=_bounds(cell), tokens=same)
     words = f"expected the {role} engine to hold of its answer what {reference.cell} computed"
     yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if found.differs else None
 
 
-def _bound(cell: CellView) -> float:
-    return _ROUNDING.get(cell.settings.dtype, _ROUNDING_16_BITS)
+def _bounds(cell: CellView) -> KVBounds:
+    return constant_bounds(cell) if cell.judging.tier == "bitwise" else measured_bounds(cell)
 
 
 def kv_kept(cell: CellView) -> CheckResult:

@@ -91,6 +91,7 @@ CHECKS: tuple[Check, ...] = (
 NORMAL_CHECKS: tuple[Check, ...] = (
     *_COMMON,
     Check(settings.REPEATS, settings.needs_repeats, settings.engines_repeat),
+    Check(kv.COMPUTED, kv.has_reference, kv.kv_computed),
     _DRAFTS,
 )
 """The checks of the normal tier, whose other gates are ``GATES`` and the registered tests (``TEST_NAMES``)."""

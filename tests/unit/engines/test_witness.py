@@ -13,7 +13,7 @@ from harness.engines.witness import kv_harness_witness as plugin
 from harness.errors import DataError
 from harness.history.layout import WITNESS
 from harness.history.witness import CELL, KeptBlocks, KVWitness, Noted, joined
-from harness.observed.kv_notes import compare_kept, compare_notes
+from harness.observed.kv_notes import KVBounds, compare_kept, compare_notes
 from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, as_in_an_engine, kv_of, take_note
 
 
@@ -114,8 +114,10 @@ def test_rounding_is_within_a_bound_and_a_lost_head_is_not(tmp_path: Path) -> No
     theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     ours = _noted(tmp_path / "a", StandInRunner(rounded, 32), "decode")
     assert compare_notes(ours, theirs).differs
-    assert not compare_notes(ours, theirs, bound=2e-3).differs
-    (place,) = compare_notes(_noted(tmp_path / "b", StandInRunner(lost, 32), "decode"), theirs, bound=2e-3).places
+    assert not compare_notes(ours, theirs, bounds=KVBounds(2e-3)).differs
+    (place,) = compare_notes(
+        _noted(tmp_path / "b", StandInRunner(lost, 32), "decode"), theirs, bounds=KVBounds(2e-3)
+    ).places
     assert place.distance > 0.05
     assert place.heads == (0,)
 
