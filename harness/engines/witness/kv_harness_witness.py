@@ -50,6 +50,8 @@ CELL = 16
 SKETCH = 8
 """Projections in a sketch."""
 _NULL_BLOCK = 0
+_AT_ONCE = 4096
+"""Tokens that are read at a time, a multiple of a cell: so many of a layer are copied on the device."""
 _MOST_KEPT = 8192
 """Blocks whose content is remembered until they are hit or filled anew, those of the latest requests."""
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
@@ -298,35 +300,40 @@ class Witness:
         if end <= start:
             return None
         positions = start + torch.arange(-(-(end - start) // CELL) * CELL)
-        cells = len(positions) // CELL
         of_block = torch.tensor(blocks)[(positions // group.block_size).clamp(max=len(blocks) - 1)]
         # A block that a window has left is the null block, whose content belongs to nobody.
         counted = (positions < end) & (of_block != _NULL_BLOCK)
-        digests, sketches = [], []
-        marks = [torch.zeros(len(positions), dtype=torch.int64) for _ in range(2)]
-        for number, layer in enumerate(group.layers):
-            device = layer.cache.device
-            size = layer.places.shape[1]
-            kernel = (of_block * group.block_size + positions % group.block_size) // size
-            pages = layer.cache[kernel.to(device)].reshape(len(positions), -1)
-            places = layer.places[:, (positions % size).to(device)]
-            for kind in range(2):
-                raw = pages.gather(1, places[kind].reshape(len(positions), -1))
-                raw = raw.reshape(len(positions), layer.heads, -1)
-                raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
-                sums = _sums(raw, layer.first_head)
-                digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
-                sketches.append(_sketch(raw, cells, layer.first_head))
-                share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
-                marks[layer.drafter] = marks[layer.drafter].to(device) + share
-        shape = (len(group.layers), 2, cells)
-        return (
-            group.number,
-            counted,
-            torch.stack(digests).reshape(*shape, -1),
-            torch.stack(sketches).reshape(*shape, -1),
-            marks,
-        )
+        places = of_block * group.block_size + positions % group.block_size
+        parts = [_part(group, p, c) for p, c in zip(places.split(_AT_ONCE), counted.split(_AT_ONCE), strict=True)]
+        digests, sketches, target, drafter = zip(*parts, strict=True)
+        marks = [torch.cat(target), torch.cat(drafter)]
+        return group.number, counted, torch.cat(digests, 2), torch.cat(sketches, 2), marks
+
+
+def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, Any, Any]:
+    """Return digests and sketches of whole cells [layers, 2, cells, ...], and the marks of their tokens, of the target
+    and of the drafter. ``places`` are those of tokens in the cache, in blocks of the group, ``counted`` whether each
+    counts."""
+    import torch
+
+    cells = len(places) // CELL
+    digests, sketches = [], []
+    marks = [torch.zeros(len(places), dtype=torch.int64) for _ in range(2)]
+    for number, layer in enumerate(group.layers):
+        device = layer.cache.device
+        size = layer.places.shape[1]
+        pages = layer.cache[(places // size).to(device)].reshape(len(places), -1)
+        elements = layer.places[:, (places % size).to(device)]
+        for kind in range(2):
+            raw = pages.gather(1, elements[kind].reshape(len(places), -1)).reshape(len(places), layer.heads, -1)
+            raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
+            sums = _sums(raw, layer.first_head)
+            digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
+            sketches.append(_sketch(raw, cells, layer.first_head))
+            share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
+            marks[layer.drafter] = marks[layer.drafter].to(device) + share
+    shape = (len(group.layers), 2, cells, -1)
+    return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), *marks
 
 
 def _fills_by_nixl_alone(runner: Any) -> bool:

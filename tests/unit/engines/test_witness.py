@@ -70,6 +70,16 @@ def test_what_is_behind_the_prompt_does_not_count(tmp_path: Path) -> None:
     assert not found.differs
 
 
+def test_long_prompts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = StandInRunner(kv_of(5), 32)
+    whole = _noted(tmp_path / "whole", runner, "decode").groups[0]
+    monkeypatch.setattr(plugin, "_AT_ONCE", 2 * CELL)
+    parts = _noted(tmp_path / "parts", runner, "decode").groups[0]
+    assert (parts.digests == whole.digests).all() and (parts.sketches == whole.sketches).all()
+    assert parts.marks is not None and whole.marks is not None
+    assert all((a == b).all() for a, b in zip(parts.marks, whole.marks, strict=True))
+
+
 def test_zeros_and_shifts_are_told(tmp_path: Path) -> None:
     kv = kv_of(4)
     lost, shifted = kv.clone(), kv.clone()
