@@ -149,10 +149,10 @@ class History(Strict):
         return [place for place in self._places() if place not in planned and place[1] != scored]
 
     def first_answers(self, cell: str) -> dict[tuple[int, ...], Observation]:
-        """Return the answers of a cell by prompt: of several the cold one, else the first."""
+        """Return the answers of a cell by prompt: of several the cold one, else the first one that was asked alone."""
         if cell not in self._first_answers:
             found: dict[tuple[int, ...], Observation] = {}
-            for o in sorted(self.in_order(cell), key=lambda o: o.scenario != COLD):
+            for o in sorted(self.in_order(cell), key=lambda o: (o.scenario != COLD, o.concurrent > 1)):
                 if o.error is None and o.route == "cell" and o.scenario != RESCORE and o.final is not None:
                     found.setdefault(o.sent_ids, o)
             self._first_answers[cell] = found

@@ -255,6 +255,17 @@ class KVPlace(Strict):
     """First of the 16 tokens whose KV stands there instead; None where it is no other tokens' of this prompt."""
 
 
+class KVOfLayers(Strict):
+    """Layers, one after the other, in which the same blocks of a prompt differ."""
+
+    layers: tuple[str, ...]
+    keys: tuple[int, ...]
+    """The blocks whose keys differ."""
+    values: tuple[int, ...]
+    zeros: bool
+    """Whether zeros stand in all of them."""
+
+
 class KVDifference(Strict):
     """KV of a prompt that is not what another engine had, or computed, of it."""
 
@@ -266,6 +277,8 @@ class KVDifference(Strict):
     """The tokens whose KV differs; empty where only cells of 16 could be compared."""
     prompt_tokens: int
     """Length of the prompt."""
+    by_layer: tuple[KVOfLayers, ...]
+    """All layers in which something differs."""
 
 
 class CacheHit(Strict):

@@ -15,6 +15,7 @@ from harness.judging.figures import (
     FindingEvidence,
     IncompleteCell,
     KVDifference,
+    KVOfLayers,
     StepsDifference,
     TokenDifference,
     TokenTestEvidence,
@@ -123,6 +124,11 @@ class Finding(Strict):
         """Whether KV differs at single tokens, of which none follows another; not so of other findings."""
         tokens = self.evidence.tokens if isinstance(self.evidence, KVDifference) else ()
         return bool(tokens) and all(after - before > 1 for before, after in pairwise(tokens))
+
+    @property
+    def kv_layers(self) -> tuple[KVOfLayers, ...]:
+        """The layers in which KV differs; empty for other findings."""
+        return self.evidence.by_layer if isinstance(self.evidence, KVDifference) else ()
 
     @property
     def tokens_from_end(self) -> int | None:

@@ -82,6 +82,14 @@ class Cause:
         )
 
     @property
+    def in_the_caches(self) -> Finding | None:
+        """A finding on the KV itself, of the example's request if it has one; None if none is, or it is the example."""
+        seen, example = [f for f in self.findings if f.kv_layers], self.example
+        if not seen or example.kv_layers:
+            return None
+        return next((f for f in seen if place_of(f) == place_of(example)), seen[0])
+
+    @property
     def diagnoses(self) -> list[tuple[str, str]]:
         """What was diagnosed in each cell and scenario, where that is this damage."""
         return [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.history.witness import CELL
 from harness.judging.evidence import CellView
-from harness.judging.figures import KVDifference, KVPlace
+from harness.judging.figures import KVDifference, KVOfLayers, KVPlace
 from harness.judging.findings import DamageClass, Finding, Location
 from harness.observed.kv_notes import KINDS, KVComparison
 from harness.prompts.lengths import blocks
@@ -40,6 +41,7 @@ def kv_finding(
         differing=len(found.places),
         tokens=found.tokens,
         prompt_tokens=len(o.sent_ids),
+        by_layer=tuple(_by_layer(found)),
     )
     finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
     moved = _moved(found)
@@ -52,6 +54,22 @@ def kv_finding(
         text=where,
     )
     return finding.model_copy(update={"location": location})
+
+
+def _by_layer(found: KVComparison) -> Iterator[KVOfLayers]:
+    """Yield what differs in each layer, taking together those that follow each other and differ alike."""
+    layers = list(dict.fromkeys(p.layer.name for p in found.places))
+    for alike, group in groupby(layers, lambda layer: _of_layer(found, layer)):
+        keys, values, zeros = alike
+        yield KVOfLayers(layers=tuple(group), keys=keys, values=values, zeros=zeros)
+
+
+def _of_layer(found: KVComparison, layer: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    places = [p for p in found.places if p.layer.name == layer]
+    keys, values = (
+        tuple(sorted({p.cell * CELL // found.block_size for p in places if p.values is kind})) for kind in (False, True)
+    )
+    return keys, values, all(p.zeros for p in places)
 
 
 def _where(found: KVComparison, count: int, whose: str) -> str:
