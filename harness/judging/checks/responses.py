@@ -49,14 +49,21 @@ def complete(cell: CellView) -> CheckResult:
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message))
     findings += _other_engines(cell)
     if missing > 0 or cell.record.state != "complete":
-        reason = cell.record.reason or "no reason was recorded"
         message = (
-            f"expected {cell.planned} observations of a complete cell, found {len(observations)} of a cell that is "
-            f"{cell.record.state}: {reason}{unanswered}"
+            f"expected {cell.planned} observations of a complete cell, found {len(observations)}{_incomplete(cell)}"
+            f"{unanswered}"
         )
         incomplete = IncompleteCell(reason=cell.record.reason or "")
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
     return conclude(name, cell.id, len(observations), findings)
+
+
+def _incomplete(cell: CellView) -> str:
+    """Return, to follow the number of observations found, why there are no more."""
+    state, reason = cell.record.state, cell.record.reason
+    if state != "complete":
+        return f" of a cell that is {state}: {reason or 'no reason was recorded'}"
+    return f": {reason}" if reason else ", though the record says that the cell is complete"
 
 
 def _other_engines(cell: CellView) -> list[Finding]:

@@ -35,10 +35,14 @@ def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...])
 def _describe(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...], against: str) -> str:
     found = ours[at.position] if at.position < len(ours) else "the end of the output"
     wanted = reference[at.position] if at.position < len(reference) else "the end of the output"
-    margin = "unknown" if at.gap is None else f"{at.gap:.2f} nats"
+    margin = (
+        "no near tie is known: the reference has no margin there"
+        if at.gap is None
+        else f"the reference's margin there is {at.gap:.2f} nats, no near tie"
+    )
     return (
         f"expected the tokens of {against}, found the first difference at output token {at.position}: "
-        f"{found} instead of {wanted} (the reference's margin there is {margin}, no near tie)"
+        f"{found} instead of {wanted} ({margin})"
     )
 
 
