@@ -57,6 +57,15 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
 
 
+def expected_anyway(judgement: Judgement, known: KnownDefects | None, history: History) -> dict[str, str]:
+    """Return the findings of a run with injected faults, by id, that known defects would cover in a run without; each
+    with the id of its defect. No verdict follows from it."""
+    if not judgement.mutants:
+        return {}
+    plain = apply_known(judgement.model_copy(update={"mutants": ()}), known, history)
+    return {f.id: f.known for f in plain.findings if f.known}
+
+
 def _with_its_runner(defect: KnownDefect, history: History) -> KnownDefect | None:
     """Return the entry for those of its cells whose engines run one of its model runners; None if there are none."""
     runners = {e.group: e.model_runner for e in history.run.engines if e.model_runner is not None}
@@ -146,7 +155,8 @@ def _entry_notices(
             f"findings, found {count}; if all of them are that defect, {what} {key} ({lines})"
         )
     if mine:
-        yield f"KNOWN {defect.id}: {how_many(mine)} findings, until {defect.expires}: {defect.reason} ({defect.link})"
+        matched = counted(how_many(mine), "finding")
+        yield f"KNOWN {defect.id}: {matched}, until {defect.expires}: {defect.reason} ({defect.link})"
         if defect.untested:
             yield (
                 f"{UNTESTED}{in_words_of(mine)}: with {defect.id} these states say nothing more of the engines; test "
