@@ -25,6 +25,7 @@ from harness.reports.judge_run import Outcome
 from harness.runner.options import RunOptions
 from harness.util.paths import DEFAULT_OUT
 from harness.util.progress import Reporter
+from harness.util.text import counted
 from harness.workload.prepare import Prepared, prepare
 
 _SHOWN = 6
@@ -197,7 +198,9 @@ class CheckItem(pytest.Item):
 
 
 def _explain(result: CheckResult) -> str:
-    lines = [f"{result.verdict}: {result.check} of {result.cell}: {result.found} findings {result.note}".rstrip()]
+    lines = [
+        f"{result.verdict}: {result.check} of {result.cell}: {counted(result.found, 'finding')} {result.note}".rstrip()
+    ]
     lines += [f"  {f.prompt_id or ''} {f.message}" for f in result.findings[:_SHOWN]]
     shown = len(result.findings[:_SHOWN])
     if result.found > shown:
@@ -222,8 +225,10 @@ def _outcome(session: pytest.Session) -> Outcome:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the verdict of the matrix and the path of its report."""
+    """Print the verdict of the matrix, the command that shows its gravest cause again, and the path of its report."""
     outcome = config.stash.get(_OUTCOME, None)
     if outcome is not None:
         terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.sentence}")
+        if outcome.summary.repro:
+            terminalreporter.write_line(f"reproduce: {outcome.summary.repro}")
         terminalreporter.write_line(f"report: {outcome.folder / 'report.html'}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.judging.power import Sensitivity
     from harness.profiles.hub import Hub
     from harness.profiles.model_survey import Convertible, Model
+    from harness.reports.causes import Cause
     from harness.reports.compare import Comparison
     from harness.reports.summary import RunSummary
     from harness.reports.trend_model import Trend
@@ -49,6 +50,7 @@ def judged_run(summary: RunSummary) -> dict[str, Any]:
         "answers_checked": summary.exposure.answers,
         "notices": list(summary.judgement.notices),
         "cells": [_judged_cell(summary, cell) for cell in summary.cells],
+        "causes": [cause(c) for c in summary.causes],
         "findings": [finding(f) for f in summary.judgement.findings],
         "report": str(page) if page.is_file() else None,
         "unwritten": summary.unwritten or None,
@@ -66,6 +68,25 @@ def _judged_cell(summary: RunSummary, cell: str) -> dict[str, Any]:
         "acceptance_of_baseline": list(row.baseline_rates or ()) if row is not None else [],
         "acceptance_length": finite(row.ours.length_pooled) if row is not None else None,
         "diagnoses": [c.diagnosis.text for c in summary.diagnosed if c.cell == cell and c.diagnosis is not None],
+    }
+
+
+def cause(c: Cause) -> dict[str, Any]:
+    """Return what findings come from. ``expected_failure`` is the known defect that covers it, ``without_fault`` the
+    one that would in a run without its injected fault."""
+    from harness.reports.cause_words import sentence_of
+
+    return {
+        "sentence": sentence_of(c),
+        "verdict": c.verdict.value,
+        "damage": c.damage,
+        "cells": list(c.cells),
+        "scenarios": c.scenarios,
+        "law": c.law.text if c.law is not None else None,
+        "count": c.count,
+        "command": c.command or None,
+        "expected_failure": c.known,
+        "without_fault": c.anyway,
     }
 
 
@@ -115,8 +136,10 @@ def compared_runs(comparison: Comparison) -> dict[str, Any]:
             for c in comparison.cells
         ],
         "differing": [{"name": name, "first": x, "second": y} for name, x, y in comparison.differing],
-        "new": [{**finding(f), "count": count} for f, count in comparison.new],
-        "resolved": [{**finding(f), "count": count} for f, count in comparison.gone],
+        "new": [{**finding(f), "count": count} for c in comparison.new for f, count in c.groups],
+        "resolved": [{**finding(f), "count": count} for c in comparison.gone for f, count in c.groups],
+        "new_causes": [cause(c) for c in comparison.new],
+        "resolved_causes": [cause(c) for c in comparison.gone],
     }
 
 

@@ -13,15 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from harness.history.records import in_words
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
+from harness.reports.cause_words import sentence_of
 from harness.reports.charts import Chart, acceptance_over_runs
 from harness.reports.compare import Comparison
-from harness.reports.html import environment, render_page, repro_line
+from harness.reports.html import environment, render_page
 from harness.reports.terminal import STYLE, verdict_text
 from harness.reports.trend_model import Trend
 from harness.stats.paired import Difference
+from harness.util.text import harmless
 
 
 def points(d: Difference) -> str:
@@ -40,7 +41,7 @@ def render_comparison(comparison: Comparison) -> str:
     """Render compare.html, one self-contained file."""
     env = environment()
     env.filters["points"] = points
-    env.filters["repro_of"] = lambda run, finding: repro_line(run.history, finding)
+    env.filters["sentence"] = sentence_of
     a, b = (r.history.run for r in comparison.runs)
     return render_page("compare.html.j2", env, (), comparison=comparison, a=a, b=b)
 
@@ -61,14 +62,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for name, x, y in comparison.differing:
         console.print(f"{escape(name)}: {escape(x)} → {escape(y)}", highlight=False)
     for word, found in (("new", comparison.new), ("resolved", comparison.gone)):
-        for f, count in found[:6]:
-            console.print(
-                Text.assemble(
-                    f"{word}: ",
-                    (f"{f.verdict.symbol} {f.verdict} ", STYLE[f.verdict]),
-                    f"{in_words(f.cell, f.scenario)} {f.check} ×{count}",
-                )
-            )
+        for cause in found[:6]:
+            mark = (f"{cause.verdict.symbol} {cause.verdict} ", STYLE[cause.verdict])
+            console.print(Text.assemble(f"{word}: ", mark, f"{harmless(sentence_of(cause))} ×{cause.count}"))
     console.print(comparison.sentence, highlight=False)
 
 

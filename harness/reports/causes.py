@@ -1,20 +1,25 @@
 """Findings by cause: one for each class of damage with its law of lengths, whatever cells and scenarios show it.
 
 A scenario has no law of its own. Its findings join the cause of the same class whose law they fit, so that a defect of
-the hand-off is said once, not once per scenario.
+the hand-off is said once, not once per scenario. Every report reads the causes from ``RunSummary``; what they say in
+words is in ``cause_words``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
 
+from harness.history.folder import History
 from harness.history.records import COLD, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TokenDifference
 from harness.judging.findings import CellVerdict, Finding, Judgement, Law, how_many
+from harness.reports.next_steps import can_be_tried, repro_line
 from harness.reports.prompts import Place, place_of
 
 _NOT_A_CAUSE = ("nothing-tested", "baseline")
@@ -31,6 +36,10 @@ class Cause:
     law: Law | None = None
     known: str | None = None
     link: str | None = None
+    anyway: str | None = None
+    """Id of the known defect that covers it in a run without the injected fault."""
+    command: str = ""
+    """The command that shows it again; empty where there is nothing to show."""
     findings: list[Finding] = field(default_factory=list)
     views: dict[tuple[str, str], CellVerdict] = field(default_factory=dict)
     """Cells and scenarios that show it."""
@@ -46,9 +55,10 @@ class Cause:
     @property
     def title(self) -> str:
         """The class of damage in words; of what broke, the reason."""
-        reason = next((f.reason for f in self.findings if f.reason), "") if self.damage == "infrastructure" else ""
-        words = " ".join(reason.split())
-        return f"{damage_name(self.damage)}: {words[:_REASON_CHARS]}" if words else damage_name(self.damage)
+        if self.damage != "infrastructure":
+            return damage_name(self.damage)
+        reason = next((f.reason for f in self.findings if f.reason), self.findings[0].message)
+        return f"{damage_name(self.damage)}: {_words(reason)[:_REASON_CHARS]}"
 
     @property
     def cells(self) -> dict[str, int]:
@@ -59,6 +69,11 @@ class Cause:
             out.setdefault(f.cell, set()).update({place} if place[3] else ())
         more = {cell: max((f.others for f in self.findings if f.cell == cell), default=0) for cell in out}
         return {cell: len(places) + more[cell] for cell, places in out.items()}
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """The ids of its findings."""
+        return frozenset(f.id for f in self.findings)
 
     @property
     def scenarios(self) -> list[str]:
@@ -90,6 +105,23 @@ class Cause:
         return next((f for f in seen if place_of(f) == place_of(example)), seen[0])
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The cell and scenario that its example is of."""
+        return self.example.cell, self.example.scenario
+
+    @property
+    def tried(self) -> Finding | None:
+        """The finding that its command shows again: the example, or else the first that can be shown."""
+        return next((f for f in (self.example, *self.findings) if can_be_tried(f)), None)
+
+    def among(self, keys: Container[tuple[str, ...]], history: History) -> Cause | None:
+        """Return the cause with those of its findings alone whose group is among ``keys``; None without any."""
+        some = [f for f in self.findings if group_key(f) in keys]
+        places = {(f.cell, f.scenario) for f in some}
+        views = {place: view for place, view in self.views.items() if place in places}
+        return _with_command(replace(self, findings=some, views=views), history) if some else None
+
+    @property
     def diagnoses(self) -> list[tuple[str, str]]:
         """What was diagnosed in each cell and scenario, where that is this damage."""
         return [
@@ -103,7 +135,7 @@ class Cause:
         """The first finding of each cell, scenario, check and verdict, and how many there are."""
         out: dict[tuple[str, ...], list[Finding]] = {}
         for f in self.findings:
-            out.setdefault((f.cell, f.scenario, f.check, f.verdict), []).append(f)
+            out.setdefault(group_key(f)[:4], []).append(f)
         return [(found[0], how_many(found)) for found in out.values()]
 
     @property
@@ -114,18 +146,41 @@ class Cause:
         }
 
 
-def causes_of(judgement: Judgement, lengths: Mapping[Place, int]) -> list[Cause]:
-    """Return the causes, gravest first; of equal ones what broke, then what was found in most requests.
+def group_key(f: Finding) -> tuple[str, ...]:
+    """Return what findings have in common that are listed as one."""
+    return f.cell, f.scenario, f.check, f.verdict, f.damage
 
-    ``lengths`` are the prompt tokens of each request.
+
+def causes_of(
+    history: History,
+    judgement: Judgement,
+    lengths: Mapping[Place, int],
+    anyway: Mapping[str, str] = MappingProxyType({}),
+) -> list[Cause]:
+    """Return the causes, gravest first, with the commands that show them again; of equal ones what broke, then what was
+    found in most requests.
+
+    ``lengths`` are the prompt tokens of each request. ``anyway`` are the findings, by id, that known defects cover in a
+    run without its injected fault.
     """
+    return [_with_command(cause, history) for cause in _grouped(judgement, lengths, anyway)]
+
+
+def _with_command(cause: Cause, history: History) -> Cause:
+    return replace(cause, command=repro_line(history, cause.tried) if cause.tried is not None else "")
+
+
+def _grouped(judgement: Judgement, lengths: Mapping[Place, int], anyway: Mapping[str, str]) -> list[Cause]:
     causes: dict[tuple[str, ...], Cause] = {}
     later: list[tuple[CellVerdict, Finding]] = []
     changed: list[tuple[CellVerdict, Finding]] = []
     for view in judgement.cells:
         for result in view.results:
             for finding in result.findings:
-                if finding.known or finding.verdict is Verdict.UNKNOWN:
+                if finding.id in anyway and finding.verdict is not Verdict.UNKNOWN:
+                    of = anyway[finding.id]
+                    _add(causes.setdefault(("anyway", of), Cause(finding.damage, anyway=of)), view, finding)
+                elif finding.known or finding.verdict is Verdict.UNKNOWN:
                     _add(causes.setdefault(_plain_key(finding), _plain(finding)), view, finding)
                 elif finding.damage == "engine-changed":
                     changed.append((view, finding))
@@ -148,7 +203,13 @@ def causes_of(judgement: Judgement, lengths: Mapping[Place, int]) -> list[Cause]
         _add(cause or causes.setdefault(("found", finding.damage), Cause(finding.damage)), view, finding)
     return sorted(
         causes.values(),
-        key=lambda c: (c.damage in _NOT_A_CAUSE, -c.verdict.severity, c.damage != "infrastructure", -c.count),
+        key=lambda c: (
+            c.damage in _NOT_A_CAUSE,
+            -c.verdict.severity,
+            c.anyway is not None,
+            c.damage != "infrastructure",
+            -c.count,
+        ),
     )
 
 
@@ -161,8 +222,12 @@ def _plain_key(f: Finding) -> tuple[str, ...]:
     if f.known:
         return "known", f.known
     # What is missing for one reason differs in names of cells, and in numbers such as those of processes and ports.
-    reason = _VARYING.sub("#", " ".join((f.reason or f.message).split()))[:_REASON_CHARS]
+    reason = _VARYING.sub("#", _words(f.reason or f.message))[:_REASON_CHARS]
     return "missing", f.damage, reason
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _plain(f: Finding) -> Cause:

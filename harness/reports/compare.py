@@ -10,11 +10,12 @@ from harness.errors import UsageError
 from harness.history.acceptance import RequestCounts
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
-from harness.judging.findings import Finding
 from harness.judging.references import PROFILE_OWN, References
 from harness.observed.recorded_cell import RecordedCell
+from harness.reports.cause_words import headline_of
+from harness.reports.causes import Cause, group_key
 from harness.reports.judge_run import assess
-from harness.reports.summary import RunSummary, grouped_findings
+from harness.reports.summary import RunSummary
 from harness.stats.paired import Difference, count_arms, differences
 from harness.util.text import counted
 
@@ -36,9 +37,9 @@ class CellPair(NamedTuple):
 class Comparison(NamedTuple):
     runs: tuple[RunSummary, RunSummary]
     cells: tuple[CellPair, ...]
-    gone: tuple[tuple[Finding, int], ...]
-    """Findings of the first run only: one example of each group, and the size of the group."""
-    new: tuple[tuple[Finding, int], ...]
+    gone: tuple[Cause, ...]
+    """What the first run alone found, by cause: a cause that both have is there with the findings of one run only."""
+    new: tuple[Cause, ...]
     """The same for the second run."""
     differing: tuple[tuple[str, str, str], ...]
     """Versions, hardware and settings that differ: (name, first, second)."""
@@ -56,7 +57,8 @@ class Comparison(NamedTuple):
             else "the same verdicts",
             f"{counted(tokens, 'prompt')} with different tokens" if tokens else "the same tokens",
             f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
-            f"{counted(len(self.new), 'new group')} of findings, {len(self.gone)} resolved",
+            f"{counted(len(self.new), 'new cause')}, {len(self.gone)} resolved"
+            + (f"; new: {headline_of(self.new)}" if self.new else ""),
         ]
         words = "; ".join(parts)
         return words[0].upper() + words[1:]
@@ -73,15 +75,12 @@ def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN
             f"expected runs with a cell in common, found {', '.join(mine[0]) or 'none'} in {first} and "
             f"{', '.join(mine[1]) or 'none'} in {second}"
         )
-    groups = [
-        {(f.cell, f.scenario, f.check, f.verdict, f.damage): (f, n) for f, n, _ in grouped_findings(r.judgement)}
-        for r in runs
-    ]
+    groups = [{group_key(f) for f in r.judgement.findings} for r in runs]
     return Comparison(
         runs,
         tuple(_pair(name, runs) for name in names),
-        tuple(v for k, v in groups[0].items() if k not in groups[1]),
-        tuple(v for k, v in groups[1].items() if k not in groups[0]),
+        tuple(filter(None, (c.among(groups[0] - groups[1], runs[0].history) for c in runs[0].causes))),
+        tuple(filter(None, (c.among(groups[1] - groups[0], runs[1].history) for c in runs[1].causes))),
         tuple(_differing(runs[0].history, runs[1].history)),
     )
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -35,12 +34,11 @@ from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import Stratum
 from harness.reports.aa_result import AgainstItself
-from harness.reports.causes import causes_of, consequences
 from harness.reports.charts import Chart, charts_of
-from harness.reports.next_steps import asked_by, shown_folder
+from harness.reports.next_steps import can_be_tried, repro_line
 from harness.reports.prompts import changes, page_data
 from harness.reports.selftest_result import SelfTest, matrix_columns
-from harness.reports.summary import RunSummary, can_be_tried
+from harness.reports.summary import RunSummary
 from harness.reports.timeline import timeline_of
 from harness.util import json_io
 from harness.util.files import ends_of
@@ -105,14 +103,6 @@ def _prose(text: object) -> Markup:
 def anchor(finding: Finding) -> str:
     """Return the id of a finding's element on the page, for links to it."""
     return "finding-" + re.sub(r"[^A-Za-z0-9.]+", "-", finding.id)
-
-
-def repro_line(history: History, finding: Finding) -> str:
-    """Return the command that tries a finding again, with the flags that the run's engines had; of servers that ran
-    already, the command that asked them."""
-    if history.run.attached:
-        return asked_by(history)
-    return shlex.join(["harness", "repro", shown_folder(history), finding.id, *history.run.engine_flags])
 
 
 def script_json(value: Any) -> Markup:
@@ -198,8 +188,6 @@ def render_html(summary: RunSummary) -> str:
     env.filters["changes"] = lambda row: changes(row.expected, row.output)
     env.filters["piece"] = lambda token: prompts.pieces.get(token, str(token))
     selftest = _newest(history.folder, "selftest.json", SelfTest, "report.html")
-    causes = causes_of(summary.judgement, {r.place: r.length for r in prompts.rows})
-    found, untested = consequences([c for c in causes if c.known is None])
     tried = {f.id: repro_line(history, f) for f in summary.judgement.findings if can_be_tried(f)}
     return render_page(
         "report.html.j2",
@@ -212,9 +200,9 @@ def render_html(summary: RunSummary) -> str:
         strata=[s.value for s in Stratum if any(s in r for r in prompts.by_stratum.values())],
         scenarios=_worst_first(summary),
         verdicts=list(dict.fromkeys(c.verdict for c in summary.judgement.cells)),
-        causes=found,
-        untested=untested,
-        known=[c for c in causes if c.known is not None],
+        causes=summary.found,
+        untested=summary.untested,
+        known=summary.expected,
         most_open=_OPEN,
         heat=prompts.by_length,
         lengths=sorted({length for row in prompts.by_length.values() for length in row}),

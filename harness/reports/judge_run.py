@@ -18,7 +18,7 @@ from harness.history.superseded import set_aside
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
-from harness.judging.known_defects import apply_known
+from harness.judging.known_defects import apply_known, expected_anyway
 from harness.judging.references import (
     PROFILE_OWN,
     References,
@@ -37,7 +37,7 @@ from harness.reports.html import REPORTS, render_html
 from harness.reports.inputs import inputs_of, judged_otherwise
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
-from harness.reports.summary import NOT_WHOLE, RunSummary, summarise_run
+from harness.reports.summary import NOT_WHOLE, SAME_RECORD, RunSummary, summarise_run
 from harness.util.files import write_atomic, write_json, write_traceback
 from harness.util.text import counted
 from harness.workload.expected import lacking
@@ -52,7 +52,8 @@ def assess(history: History, references: References = PROFILE_OWN) -> RunSummary
     """Judge a history and its later stages, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
     known = load_known(references.known or known_of(history))
-    summary = summarise_run(history, _judged(history, references, baselines, known), baselines)
+    judgement = _judged(history, references, baselines, known)
+    summary = summarise_run(history, judgement, baselines, expected_anyway(judgement, known, history))
     return summary._replace(inputs=inputs_of(history, baselines, known))
 
 
@@ -68,6 +69,7 @@ def _judged(
     stages = load_stages(history)
     judgement = judge(history, baselines, stages)
     unused = [
+        _itself(history, references),
         *unused_stages(history, stages),
         *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
@@ -85,6 +87,13 @@ def _judged(
     verdict = worst([judgement.verdict, Verdict.UNKNOWN])
     what = f"{NOT_WHOLE} of profile {references.expect}, found {counted(len(absent), 'difference')}: {absent[0]}"
     return judgement.model_copy(update={"verdict": verdict, "notices": (what, *absent[1:], *judgement.notices)})
+
+
+def _itself(history: History, references: References) -> str | None:
+    """Return that a run is compared with its own record, in words, or None."""
+    if references.against is None or load_history(references.against).sha256 != history.sha256:
+        return None
+    return f"{SAME_RECORD}, so nothing can differ; name another run, or leave --against out"
 
 
 def _of_set_aside(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> str | None:

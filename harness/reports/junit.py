@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure
-from harness.judging.findings import CheckResult
+from harness.judging.findings import CellVerdict, CheckResult
+from harness.reports.cause_words import detail_of, sentence_of
+from harness.reports.causes import Cause
 from harness.reports.inputs import Inputs
 from harness.reports.summary import RunSummary
+from harness.util.text import counted
 
-_SHOWN = 5
 # XML 1.0 forbids most control characters, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -47,10 +49,23 @@ def _moment(started: str) -> dict[str, str]:
 
 
 def _detail(result: CheckResult) -> str:
-    lines = [f.message for f in result.findings[:_SHOWN]]
-    if result.found > len(lines):
-        lines.append(f"… and {result.found - len(lines)} more findings")
-    return xml_safe("\n".join(lines) or result.note or "nothing to examine")
+    """Return an example of what a check found, and how many more there are."""
+    first = result.findings[0].message if result.findings else result.note or "nothing to examine"
+    more = result.found - 1
+    return xml_safe(f"{first}\n… and {counted(more, 'more finding')}" if more > 0 else first)
+
+
+def _told(summary: RunSummary, view: CellVerdict, result: CheckResult) -> str:
+    """Return the causes of what a check found, each with the command that shows it again, and an example; of one that
+    examined nothing, first that it did not."""
+    causes = [xml_safe(_cause(cause)) for cause in summary.causes_behind(view, result)]
+    parts = [*causes, _detail(result)] if result.findings else [_detail(result), *causes]
+    return "\n".join(parts)
+
+
+def _cause(cause: Cause) -> str:
+    told = [f"{sentence_of(cause)} ({counted(cause.count, 'finding')} in all)", detail_of(cause)]
+    return "\n".join(filter(None, [*told, f"reproduce: {cause.command}" if cause.command else ""]))
 
 
 def _run_name(summary: RunSummary) -> str:
@@ -96,9 +111,7 @@ def render_junit(summary: RunSummary) -> str:
                 )
                 continue
             kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
-            detail = _detail(result)
-            if cell.diagnosis is not None:
-                detail += xml_safe(f"\n{cell.diagnosis.text}")
+            detail = _told(summary, cell, result)
             node = ET.SubElement(
                 case, kind, type=result.verdict.value, message=detail.splitlines()[0][:300] if detail else ""
             )

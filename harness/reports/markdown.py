@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
-from harness.history.records import COLD
 from harness.history.verdict import Verdict
-from harness.reports.summary import RunSummary, group_place, grouped_findings
-from harness.util.text import harmless
+from harness.reports.cause_words import detail_of, sentence_of
+from harness.reports.summary import RunSummary
+from harness.util.text import counted, cut, harmless
 
 MAX_LINES = 60
 _NOTICES = 3
 _CELLS = 12
 _ACCEPTANCE = 6
-_DIAGNOSES = 4
-_FINDINGS = 6
+_CAUSES = 6
+_EXPECTED = 3
+_COMMAND_CHARS = 700
 """These limits, with the lines around what they limit, keep the file within MAX_LINES."""
 
 
 def plain_cell(text: str, most: int = 300) -> str:
     """Return text as one line, without anything that Markdown or HTML would read as markup."""
-    flat = _cut(" ".join(harmless(text).split()), most)
+    flat = cut(" ".join(harmless(text).split()), most)
     for char in "\\`*_[]|":
         flat = flat.replace(char, f"\\{char}")
     # A name behind "@" would be notified where the text is posted.
@@ -32,13 +34,12 @@ def versions_in_words(versions: Mapping[str, str | None]) -> str:
     return ", ".join(f"{k} {v}" for k, v in versions.items() if v and k in ("vllm", "torch", "nixl"))
 
 
-def _cut(text: str, most: int) -> str:
-    """Return at most ``most`` characters of a line, cut between words, so that no address is cut in two."""
-    if len(text) <= most:
-        return text
-    whole = text[: most - 1].rpartition(" ")[0]
-    # A single word that is longer than the line can only be cut within.
-    return f"{whole or text[: most - 2]} …"
+def code(text: str) -> str:
+    """Return text as one line of code, between more backticks than it has in a row."""
+    flat = " ".join(harmless(text).split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", flat)), default=0))
+    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
 
 
 def _notices(summary: RunSummary) -> list[str]:
@@ -53,7 +54,7 @@ def render_markdown(summary: RunSummary) -> str:
         f"# {summary.verdict.symbol} {summary.verdict}",
         "",
         f"{plain_cell(summary.sentence)} Exposure: {plain_cell(summary.exposure.sentence)}."
-        + (f" **Next:** {plain_cell(summary.next_step)}." if summary.next_step else ""),
+        + (f" **Next:** {plain_cell(summary.next_step)}." if summary.next_step and not summary.only_repro else ""),
         "",
         *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
         *_notices(summary),
@@ -81,22 +82,24 @@ def render_markdown(summary: RunSummary) -> str:
             lines.append(f"| {plain_cell(row.cell)} | {rates} | {length} | {row.ours.steps} |")
     for _, line in summary.published[:2]:
         lines += ["", f"{plain_cell(line)} (advisory)"]
-    if summary.diagnosed:
-        lines += ["", "## Where", ""]
-        for item in summary.diagnosed[:_DIAGNOSES]:
-            assert item.diagnosis is not None
-            where = "" if item.scenario == COLD else f" in {plain_cell(item.scenario)}"
-            lines.append(f"- **{item.verdict}** {plain_cell(item.cell)}{where}: {plain_cell(item.diagnosis.text, 500)}")
-    groups = grouped_findings(summary.judgement)
-    if groups:
-        lines += ["", "## Findings", ""]
-        for finding, count, strata in groups[:_FINDINGS]:
-            where = f" ({', '.join(strata)})" if strata and finding.scenario == COLD else ""
-            lines.append(
-                f"- **{finding.verdict}** {plain_cell(group_place(summary.judgement, finding))}: {finding.check} "
-                f"×{count}{where}: "
-                f"{plain_cell(finding.message)}"
-            )
-        if len(groups) > _FINDINGS:
-            lines.append(f"- … {len(groups) - _FINDINGS} more groups in report.html")
-    return "\n".join(lines[: MAX_LINES - 1]) + "\n"
+    return "\n".join([*lines, *_causes(summary)][: MAX_LINES - 1]) + "\n"
+
+
+def _causes(summary: RunSummary) -> Iterator[str]:
+    """Yield the causes: each with where it is and the command that shows it again, then the expected failures."""
+    if summary.found:
+        yield from ("", "## Causes", "")
+    for cause in summary.found[:_CAUSES]:
+        yield f"- **{cause.verdict}** {plain_cell(sentence_of(cause), 500)} ({counted(cause.count, 'finding')})"
+        if detail := detail_of(cause):
+            yield f"  - {plain_cell(detail, 500)}"
+        if cause.command and len(cause.command) <= _COMMAND_CHARS:
+            yield f"  - reproduce: {code(cause.command)}"
+    if len(summary.found) > _CAUSES:
+        yield f"- … {counted(len(summary.found) - _CAUSES, 'more cause')} in report.html"
+    if summary.untested:
+        yield f"- {summary.untested_words}"
+    if summary.expected:
+        yield from ("", "## Expected failures", "")
+    for cause in summary.expected[:_EXPECTED]:
+        yield f"- **{cause.known}** {plain_cell(sentence_of(cause), 500)} ({counted(cause.count, 'finding')})"

@@ -1,9 +1,10 @@
-"""What to do about a SUSPECT run, with what earlier runs beside it say, and about one that was not recorded in full."""
+"""What to do next: show a finding again, ask again what is SUSPECT, go on with what was not recorded in full."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -109,8 +110,10 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
     words = f"{len(left)} of {counted(len(run.cells), 'cell')} {'is' if len(left) == 1 else 'are'} not complete"
     if run.interrupted or run.finished is None:
         if history.folder.resolve().name != run.run_id:
-            # Copies cannot be resumed.
-            return GoOn()
+            return GoOn(
+                f"{words}; this is a copy, which cannot be resumed; go on where the run was recorded: harness run "
+                f"--resume {_recorded_in(history)}"
+            )
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
         return GoOn(f"{words}; go on: {command}", command)
     if run.engine_flags and not run.engines:
@@ -123,6 +126,13 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
     return GoOn(f"{words}; once the cause is gone, ask them again: {command}", command)
 
 
+def _recorded_in(history: History) -> str:
+    """Return the folder that a run was recorded in, as its command named it there."""
+    words = [part for word in history.run.command for part in word.split("=", 1)]
+    out = next((after for word, after in pairwise(words) if word == "--out"), "reports")
+    return shlex.quote(f"{out.rstrip('/')}/{history.run.run_id}")
+
+
 def _profile(history: History) -> str:
     """Return the profile of a run as ``--profile`` names it."""
     return history.run.asked_for.source
@@ -131,6 +141,19 @@ def _profile(history: History) -> str:
 def asked_by(history: History) -> str:
     """Return the command that asked servers which ran already: any other would start engines instead."""
     return shlex.join(["harness", *history.run.command[1:]])
+
+
+def can_be_tried(finding: Finding) -> bool:
+    """Return whether ``harness repro`` may show a finding again: missing evidence shows nothing."""
+    return bool(finding.cell) and finding.verdict is not Verdict.UNKNOWN and finding.damage != "infrastructure"
+
+
+def repro_line(history: History, finding: Finding) -> str:
+    """Return the command that tries a finding again, with the flags that the run's engines had; of servers that ran
+    already, the command that asked them."""
+    if history.run.attached:
+        return asked_by(history)
+    return shlex.join(["harness", "repro", shown_folder(history), finding.id, *history.run.engine_flags])
 
 
 def shown_folder(history: History) -> str:

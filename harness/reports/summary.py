@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from harness.baselines.lookup import Lookup
@@ -13,20 +14,22 @@ from harness.baselines.published import Band, load_published, published_for
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, DataError
 from harness.history.acceptance import Rates, pool_counts
 from harness.history.folder import History
-from harness.history.records import COLD, RESCORE, in_words
+from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
 from harness.judging.exposure import Exposure, exposure_of
 from harness.judging.figures import AcceptanceFigures, HypothesisFigures, TransferFigures
-from harness.judging.findings import CellVerdict, Finding, Judgement, how_many
+from harness.judging.findings import CellVerdict, CheckResult, Judgement, how_many
 from harness.judging.known_defects import UNTESTED
 from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
+from harness.reports.cause_words import headline_of
+from harness.reports.causes import Cause, causes_of, consequences
 from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
 from harness.reports.next_steps import go_on, next_step
 from harness.reports.prompts import Prompts, prompts_of
-from harness.util.text import counted
+from harness.util.text import counted, cut
 from harness.workload.expected import left_out
 
 _REASON_CHARS = 160
@@ -45,6 +48,8 @@ class AcceptanceRow(NamedTuple):
 
 NOT_WHOLE = "expected the whole plan"
 """How a notice begins that says why a run is UNKNOWN that planned less than it had to."""
+SAME_RECORD = "the run was compared with itself (--against)"
+"""How a notice begins that says that a run and its reference are the same record."""
 
 
 class RunSummary(NamedTuple):
@@ -65,11 +70,13 @@ class RunSummary(NamedTuple):
     """Every request, and what the checks say of it."""
     published: list[tuple[str | None, str]]
     """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
+    causes: Sequence[Cause] = ()
+    """What the findings come from, gravest first: every report shows these."""
     next_step: str = ""
-    """What to do about tests that are SUSPECT, or about a run that was not recorded in full; empty when there is
-    nothing to do."""
+    """How to show the gravest cause again, what to do about tests that are SUSPECT, or about a run that was not
+    recorded in full; empty when there is nothing to do."""
     command: str = ""
-    """The command that continues the run or asks again what broke; empty when neither can be said."""
+    """The command that does it; empty where none can be said."""
     inputs: Inputs | None = None
     """What the verdict was made of; None where that is not asked."""
     strict: bool = False
@@ -93,6 +100,46 @@ class RunSummary(NamedTuple):
         """Cells and scenarios with a diagnosis of KV damage, worst first; broken engines are left out."""
         found = [c for c in self.judgement.cells if c.diagnosis is not None and c.diagnosis.damage != "infrastructure"]
         return sorted(found, key=lambda c: -c.verdict.severity)
+
+    @property
+    def found(self) -> list[Cause]:
+        """The causes that are no expected failures; of a run in which something broke, without what was not tested."""
+        return consequences([c for c in self.causes if c.known is None])[0]
+
+    @property
+    def untested(self) -> list[Cause]:
+        """What was not tested because something broke."""
+        return consequences([c for c in self.causes if c.known is None])[1]
+
+    @property
+    def untested_words(self) -> str:
+        """How many findings of missing evidence there are beside what was found."""
+        missing = counted(sum(c.count for c in self.untested), "finding")
+        return f"not tested{' because of it' if self.verdict is Verdict.UNKNOWN else ''}: {missing} of missing evidence"
+
+    @property
+    def expected(self) -> list[Cause]:
+        """The expected failures."""
+        return [c for c in self.causes if c.known is not None]
+
+    def causes_behind(self, view: CellVerdict, result: CheckResult) -> list[Cause]:
+        """Return the causes of what a check found that are no expected failures, gravest first; of one that examined
+        nothing, the gravest cause in its cell and scenario."""
+        ids = {f.id for f in result.findings}
+        causes = [*self.found, *self.untested]
+        if not ids:
+            return [c for c in causes if (view.cell, view.scenario) in c.views][:1]
+        return [c for c in causes if not ids.isdisjoint(c.ids)]
+
+    @property
+    def repro(self) -> str:
+        """The command that shows the gravest cause again; empty where nothing but expected failures can be shown."""
+        return next((c.command for c in self.found if c.command), "")
+
+    @property
+    def only_repro(self) -> bool:
+        """Whether the next step is to show the gravest cause again, and nothing else."""
+        return bool(self.repro) and self.command == self.repro
 
     @property
     def exposure(self) -> Exposure:
@@ -120,15 +167,24 @@ class RunSummary(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return describe(self.history, self.judgement)
+        return describe(self.history, self.judgement, self.found)
 
 
-def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup] | None = None) -> RunSummary:
-    """Summarise a judged run; without baselines, the figures are of this run alone."""
+def summarise_run(
+    history: History,
+    judgement: Judgement,
+    baselines: Mapping[str, Lookup] | None = None,
+    anyway: Mapping[str, str] = MappingProxyType({}),
+) -> RunSummary:
+    """Summarise a judged run; without baselines, the figures are of this run alone.
+
+    ``anyway`` are the findings, by id, that known defects cover in a run without its injected fault.
+    """
     views = {v.id: v for v in recorded_cells(history)}
     acceptance = [_acceptance_row(view, judgement, baselines or {}) for view in views.values() if view.speculative]
     onward = go_on(history, judgement)
-    return RunSummary(
+    prompts = prompts_of(history, judgement, baselines or {})
+    summary = RunSummary(
         history=history,
         judgement=judgement,
         scenarios=list(dict.fromkeys(s for r in history.run.cells for s in r.scenarios)),
@@ -136,11 +192,15 @@ def summarise_run(history: History, judgement: Judgement, baselines: Mapping[str
         acceptance=acceptance,
         equal_tokens={cell: _equal_tokens(judgement, view) for cell, view in views.items()},
         figures=figures_of(history, judgement, baselines or {}),
-        prompts=prompts_of(history, judgement, baselines or {}),
+        prompts=prompts,
         published=_published(history, acceptance),
+        causes=causes_of(history, judgement, {r.place: r.length for r in prompts.rows}, anyway),
         next_step="; ".join(filter(None, (next_step(history, judgement), onward.words))),
         command=onward.command,
     )
+    if summary.next_step or not summary.repro:
+        return summary
+    return summary._replace(next_step=f"reproduce it: {summary.repro}", command=summary.repro)
 
 
 def _published(history: History, acceptance: Sequence[AcceptanceRow]) -> list[tuple[str | None, str]]:
@@ -216,7 +276,8 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement, baselines: Mapping
     )
 
 
-def describe(history: History, judgement: Judgement) -> str:
+def describe(history: History, judgement: Judgement, causes: Sequence[Cause]) -> str:
+    """Return the verdict's sentence: what passed, or the gravest of the causes and how many cells it leaves."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
@@ -228,16 +289,28 @@ def describe(history: History, judgement: Judgement) -> str:
         count = how_many(f for f in judgement.findings if f.known is not None)
         where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {asked_in_words(history)}"
         return f"Only expected failures ({', '.join(known)}): {where}.{_limits(history, judgement)}"
-    names = ", ".join(bad[:6]) + (" …" if len(bad) > 6 else "")
     if not bad:
         most = 1 if judgement.notices and judgement.notices[0].startswith(NOT_WHOLE) else None
         return f"{'; '.join(judgement.notices[:most]) or 'no cell was judged'}."
-    what = f"{len(bad)} of {counted(cells, 'cell')} {'does' if len(bad) == 1 else 'do'} not pass"
-    found = f"{what} ({names}); {counted(how_many(judgement.findings), 'finding')}."
-    if judgement.mutants:
-        return f"With {', '.join(judgement.mutants)} injected, {found}"
-    cause = _cause(history, judgement) if judgement.verdict is Verdict.UNKNOWN else ""
-    return f"{cause}: {found}" if cause else found
+    unknown = judgement.verdict is Verdict.UNKNOWN
+    what = f"{len(bad)} of {counted(cells, 'cell')} {_fate(len(bad), unknown)}"
+    injected = f"With {', '.join(judgement.mutants)} injected, " if judgement.mutants else ""
+    cause = (_cause(history, judgement) if unknown else "") or headline_of(causes)
+    rest = (_right_so_far(judgement) if unknown else "") or counted(how_many(judgement.findings), "finding")
+    return f"{injected}{cause}{'. ' if cause else ''}{what}; {rest}."
+
+
+def _fate(cells: int, unknown: bool) -> str:
+    """Return what became of so many cells of a run that did not pass."""
+    if unknown:
+        return "cannot be judged in full"
+    return "does not pass" if cells == 1 else "do not pass"
+
+
+def _right_so_far(judgement: Judgement) -> str:
+    """Return that an UNKNOWN run found nothing wrong, or it would not be UNKNOWN; empty where no answer was checked."""
+    answers = exposure_of(judgement).answers
+    return f"no wrong answer among the {answers:,} that were checked" if answers else ""
 
 
 def _limits(history: History, judgement: Judgement) -> str:
@@ -275,7 +348,10 @@ def _judged_right(history: History, judgement: Judgement) -> str:
 
 
 def _cause(history: History, judgement: Judgement) -> str:
-    """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
+    """Return why a run could not be recorded in full, or was compared with nothing else: what its other findings follow
+    from. Empty when neither is so."""
+    if any(n.startswith(SAME_RECORD) for n in judgement.notices):
+        return f"{SAME_RECORD[0].upper()}{SAME_RECORD[1:]}, so what it lacks is missing on both sides"
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:
@@ -287,56 +363,8 @@ def _cause(history: History, judgement: Judgement) -> str:
     if not reasons:
         return "The run ended before all was recorded" if history.run.finished is None else ""
     reason, hit = max(reasons.items(), key=lambda item: len(item[1]))
-    what = " ".join(reason.partition("; last lines of ")[0].split())
-    what = what if len(what) <= _REASON_CHARS else what[: _REASON_CHARS - 1] + "…"
+    what = cut(" ".join(reason.partition("; last lines of ")[0].split()), _REASON_CHARS)
     others = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     return (
         f"Not recorded in full ({so_far}): {what} ({len(hit)} of {counted(len(judgement.by_cell()), 'cell')}{others})"
     )
-
-
-def _group(f: Finding) -> tuple[str, ...]:
-    """Return the key of findings that are shown as one: those of a check in a cell and scenario, or all that follow
-    from one broken engine."""
-    if f.damage == "infrastructure" and f.prompt_id is None:
-        return (f.check, f.verdict, f.reason)
-    return (f.cell, f.scenario, f.check, f.verdict, f.damage)
-
-
-Group = tuple[Finding, int, list[str]]
-"""The first finding of a group, the number of its findings, and their strata."""
-
-
-def grouped_findings(judgement: Judgement) -> list[Group]:
-    """Group findings of one cell, scenario, check and class.
-
-    What was not tested comes after all that was found; the worst come first, and of equal ones what broke.
-    """
-    groups: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
-    for f in judgement.findings:
-        groups[_group(f)].append(f)
-    out = [(fs[0], how_many(fs), sorted({f.stratum for f in fs if f.stratum})) for fs in groups.values()]
-
-    def place(group: Group) -> tuple[bool, int, bool]:
-        first = group[0]
-        return first.damage == "nothing-tested", -first.verdict.severity, first.damage != "infrastructure"
-
-    return sorted(out, key=place)
-
-
-def group_place(judgement: Judgement, first: Finding) -> str:
-    """Return where a group of findings is, in words: in several cells where all follow from one broken engine."""
-    cells = list(dict.fromkeys(f.cell for f in judgement.findings if _group(f) == _group(first)))
-    if len(cells) > 1:
-        return f"{cells[0]} and {counted(len(cells) - 1, 'other cell')}"
-    return in_words(first.cell, first.scenario)
-
-
-def causes(verdict: Verdict, groups: list[Group]) -> list[Group]:
-    """Return what a run is UNKNOWN because of, to be shown before what was not tested because of it."""
-    return [g for g in groups if g[0].damage == "infrastructure"] if verdict is Verdict.UNKNOWN else []
-
-
-def can_be_tried(finding: Finding) -> bool:
-    """Return whether ``harness repro`` may show a finding again: missing evidence shows nothing."""
-    return bool(finding.cell) and finding.verdict is not Verdict.UNKNOWN and finding.damage != "infrastructure"

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.history.records import COLD, in_words
+from harness.history.records import COLD
 from harness.history.verdict import Verdict
-from harness.judging.diagnosis.diagnose import damage_name
 from harness.prompts.lengths import Stratum
-from harness.reports.html import repro_line
-from harness.reports.summary import (
-    AcceptanceRow,
-    Group,
-    RunSummary,
-    can_be_tried,
-    causes,
-    group_place,
-    grouped_findings,
-)
+from harness.reports.cause_words import detail_of, sentence_of
+from harness.reports.summary import AcceptanceRow, RunSummary
 from harness.util.text import counted, harmless
 
 STYLE = {
@@ -34,8 +27,7 @@ STYLE = {
 }
 _CELLS = 8
 _NOTICES = 2
-_DIAGNOSES = 3
-_GROUPS = 3
+_CAUSES = 6
 """These limits, with the lines around what they limit, keep any summary within 40 lines."""
 
 
@@ -53,11 +45,11 @@ def print_conclusion(sentence: str, exit_code: int, console: Console) -> None:
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Print the verdict, then the cells and findings, then where to read on."""
     console.print()
-    _lines(console, summary.sentence, summary.verdict)
+    _lines(console, summary.sentence, summary.verdict, most=4)
     if summary.remote_code:
         _lines(console, summary.remote_code)
     if summary.next_step and not summary.command:
-        _lines(console, f"next: {summary.next_step}")
+        _lines(console, f"next: {summary.next_step}", most=4)
     _lines(console, f"exposure: {summary.exposure.sentence}", most=3)
     if summary.inputs is not None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
@@ -66,7 +58,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     _more(console, len(summary.judgement.notices) - _NOTICES, "notice")
     console.print(_cells(summary, console.width))
     _more(console, len(summary.cells) - _CELLS, "cell")
-    _findings(summary, console)
+    _causes(summary, console)
     for _, line in summary.published[:1]:
         _lines(console, f"advisory: {line}", most=1)
     if summary.unwritten:
@@ -75,32 +67,17 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _read_on(summary, console)
 
 
-def _findings(summary: RunSummary, console: Console) -> None:
-    diagnosed = [c for c in summary.diagnosed if c.verdict is not Verdict.KNOWN]
-    groups = grouped_findings(summary.judgement)
-    mine = [g for g in groups if g[0].known is None]
-    first = causes(summary.verdict, mine)
-    _groups(console, summary, first[:_GROUPS])
-    for cell in diagnosed[:_DIAGNOSES]:
-        assert cell.diagnosis is not None
-        _lines(console, f"{in_words(cell.cell, cell.scenario)}: {cell.diagnosis.text}", cell.verdict)
-    _groups(console, summary, [g for g in mine if g not in first][: max(0, _GROUPS - len(first))])
-    _more(console, max(0, len(diagnosed) - _DIAGNOSES) + max(0, len(mine) - _GROUPS), "group", " of findings")
-    known = sorted({f"{f.known} {f.link}" for f, _, _ in groups if f.known})
+def _causes(summary: RunSummary, console: Console) -> None:
+    """Print the causes: where the gravest one is, then a line for each of the others."""
+    for nth, cause in enumerate(summary.found[:_CAUSES]):
+        first = "" if nth else detail_of(cause)
+        _lines(console, first or sentence_of(cause), cause.verdict, most=1 if nth else 3)
+    _more(console, len(summary.found) - _CAUSES, "cause")
+    if summary.untested:
+        _lines(console, summary.untested_words, most=1)
+    known = sorted({f"{c.known} {c.link}" for c in summary.expected})
     if known:
-        _lines(console, ", ".join(known), Verdict.KNOWN, most=1)
-
-
-def _groups(console: Console, summary: RunSummary, groups: list[Group]) -> None:
-    for finding, count, strata in groups:
-        where = f" in {', '.join(strata)}" if strata else ""
-        head = (
-            f"{group_place(summary.judgement, finding)}: {finding.check} ({damage_name(finding.damage)}), "
-            f"{counted(count, 'finding')}{where}"
-        )
-        _lines(console, head, finding.verdict, most=1)
-        message = f"    {f'{finding.prompt_id}: ' if finding.prompt_id else ''}{finding.message}"
-        _lines(console, f"    {finding.reason}" if finding.reason else message, most=1 + bool(finding.reason))
+        _lines(console, ", ".join(known), Verdict.KNOWN)
 
 
 def _read_on(summary: RunSummary, console: Console) -> None:
@@ -112,25 +89,32 @@ def _read_on(summary: RunSummary, console: Console) -> None:
             f"{seconds.get('own', 0):.0f} s",
             highlight=False,
         )
-    if summary.command:
+    if summary.command and not summary.only_repro:
         _unbroken(console, f"go on: {summary.command}")
-    tried = [f for f, _, _ in grouped_findings(summary.judgement) if can_be_tried(f)]
-    if tried:
-        _unbroken(console, f"reproduce the first: {repro_line(summary.history, tried[0])}")
+    if summary.repro:
+        _unbroken(console, f"reproduce: {summary.repro}")
     page = f"{summary.written / 'report.html'}" if summary.written is not None else "none written (--out DIR, --write)"
     _unbroken(console, f"report: {page}")
 
 
 def _lines(console: Console, text: str, verdict: Verdict | None = None, most: int = 2) -> None:
-    """Print a text on at most ``most`` lines, truncated when it is longer."""
+    """Print a text on at most ``most`` lines, cut between words when it is longer."""
     mark = (f"{verdict.symbol} {verdict}  ", STYLE[verdict]) if verdict is not None else ""
-    indent = text[: len(text) - len(text.lstrip(" "))]
-    line = Text.assemble(mark, indent + harmless(" ".join(text.split())))
-    wrapped = line.wrap(console, console.width)
-    rest = Text(" ").join(wrapped[most - 1 :])
-    rest.truncate(console.width, overflow="ellipsis")
-    for part in (*wrapped[: most - 1], rest)[: len(wrapped)]:
-        console.print(part)
+    wrapped = list(Text.assemble(mark, harmless(" ".join(text.split()))).wrap(console, console.width))
+    for line in wrapped:
+        line.rstrip()
+    for line in wrapped[: most - 1] if len(wrapped) > most else wrapped:
+        console.print(line)
+    if len(wrapped) > most:
+        console.print(_ended(wrapped[most - 1], console.width))
+
+
+def _ended(line: Text, width: int) -> Text:
+    """Return the last line of a text that goes on, with an ellipsis behind its last whole word that fits."""
+    while line.cell_len + 2 > width and " " in line.plain.strip():
+        line = line[: line.plain.rstrip().rindex(" ")]
+        line.rstrip()
+    return Text.assemble(line, " …")
 
 
 def _unbroken(console: Console, text: str) -> None:
@@ -147,46 +131,60 @@ _GAP = 3
 """Columns between two cells of the table."""
 _LEAST = 14
 """Columns below which a list of strata says nothing."""
+_CUT = "not passing in"
+_ACCEPTED = "accepted per position"
+_Columns = dict[str, list[Text]]
 
 
 def _cells(summary: RunSummary, width: int) -> Table:
     """Return a table of the worst cells, with where they fail and their acceptance, at most ``width`` columns wide.
 
-    Cell and verdict are never cut. Where room is short, acceptance goes without its baseline, then altogether, then the
-    list of strata is cut, then the number of cold prompts with equal tokens goes.
+    Cell and verdict are never cut. Where room is short, acceptance has fewer digits, then the list of strata goes,
+    where acceptance changed, or else acceptance, then the number of cold prompts with equal tokens.
     """
-    worst_first = sorted(summary.cells.items(), key=lambda item: -item[1].severity)[:_CELLS]
-    rows = {row.cell: row for row in summary.acceptance}
-    cells = [cell for cell, _ in worst_first]
-    columns = {
-        "cell": [Text(harmless(cell)) for cell in cells],
-        "verdict": [verdict_text(verdict) for _, verdict in worst_first],
-        "cold equal": [Text(summary.equal_tokens.get(cell, "")) for cell in cells],
-        "not passing in": [Text(harmless(", ".join(_failing(summary, cell)) or "–")) for cell in cells],
-        "accepted per position": [Text(_accepted(rows.get(cell))) for cell in cells],
-    }
-    short = [Text(_rates(rows.get(cell))) for cell in cells]
-    wide = {name: max(len(name), *(t.cell_len for t in texts)) for name, texts in columns.items()}
-
-    def room(*names: str) -> int:
-        return width - sum(wide[name] + _GAP for name in names)
-
-    if room("cell", "verdict", "cold equal", "accepted per position") < min(wide["not passing in"], 2 * _LEAST):
-        columns["accepted per position"] = short
-        wide["accepted per position"] = max(len("accepted per position"), *(t.cell_len for t in short))
-    if room("cell", "verdict", "cold equal", "accepted per position") < _LEAST:
-        del columns["accepted per position"], wide["accepted per position"]
-    if room("cell", "verdict", "cold equal") < _LEAST:
-        del columns["cold equal"], wide["cold equal"]
-    wide["not passing in"] = max(1, min(wide["not passing in"], room(*(n for n in wide if n != "not passing in"))))
+    columns = next((c for c in _layouts(summary) if _least(c) <= width), None) or list(_layouts(summary))[-1]
+    rest = width - sum(_wide(name, texts) + _GAP for name, texts in columns.items() if name != _CUT)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in columns:
-        cut = name == "not passing in"
+    for name, texts in columns.items():
+        cut = name == _CUT
+        wide = max(1, min(_wide(name, texts), rest)) if cut else _wide(name, texts)
         # Only a name that is wider than the terminal itself is folded.
-        table.add_column(name, width=wide[name], no_wrap=cut, overflow="ellipsis" if cut else "fold")
+        table.add_column(name, width=wide, no_wrap=cut, overflow="ellipsis" if cut else "fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
+
+
+def _layouts(summary: RunSummary) -> Iterator[_Columns]:
+    """Yield the columns of the table, by what they hold, the fullest first."""
+    worst_first = sorted(summary.cells.items(), key=lambda item: -item[1].severity)[:_CELLS]
+    cells = [cell for cell, _ in worst_first]
+    rows = {row.cell: row for row in summary.acceptance}
+    names: _Columns = {
+        "cell": [Text(harmless(cell)) for cell in cells],
+        "verdict": [verdict_text(verdict) for _, verdict in worst_first],
+    }
+    equal: _Columns = {"cold equal": [Text(summary.equal_tokens.get(cell, "")) for cell in cells]}
+    failing: _Columns = {_CUT: [Text(harmless(", ".join(_failing(summary, cell)) or "–")) for cell in cells]}
+    long: _Columns = {_ACCEPTED: [Text(_accepted(rows.get(cell))) for cell in cells]}
+    arrows: list[_Columns] = [{_ACCEPTED: [Text(_moved(rows.get(cell), d)) for cell in cells]} for d in (3, 2)]
+    yield names | equal | failing | long
+    yield names | equal | failing | arrows[0]
+    if any("→" in text.plain for text in arrows[0][_ACCEPTED]):
+        yield from (names | equal | accepted for accepted in arrows)
+    yield names | equal | failing
+    yield names | failing
+
+
+def _wide(name: str, texts: list[Text]) -> int:
+    return max(len(name), *(t.cell_len for t in texts))
+
+
+def _least(columns: _Columns) -> int:
+    """Return how wide a table must be to hold columns, with a list of strata that says something."""
+    wide = {name: _wide(name, texts) for name, texts in columns.items()}
+    most = _LEAST if _ACCEPTED not in columns else 2 * _LEAST
+    return sum(min(w, most) if name == _CUT else w for name, w in wide.items()) + _GAP * (len(wide) - 1)
 
 
 def _failing(summary: RunSummary, cell: str) -> list[str]:
@@ -199,6 +197,19 @@ def _failing(summary: RunSummary, cell: str) -> list[str]:
 
 def _rates(row: AcceptanceRow | None) -> str:
     return " ".join(f"{r:.4f}" for r in row.ours.rates) if row is not None and row.ours.rates else "–"
+
+
+def _moved(row: AcceptanceRow | None, digits: int) -> str:
+    """Return the rates in few columns, each behind that of the baseline: ``0.907→0.000``, or ``0.907 =``."""
+    if row is None or not row.ours.rates:
+        return "–"
+    ours = " ".join(f"{r:.{digits}f}" for r in row.ours.rates)
+    if row.baseline_rates is None:
+        return ours
+    pairs = list(zip(row.baseline_rates, row.ours.rates, strict=False))
+    if all(b is not None and f"{b:.4f}" == f"{r:.4f}" for b, r in pairs):
+        return f"{ours} ="
+    return " ".join(f"{'–' if b is None else f'{b:.{digits}f}'}→{r:.{digits}f}" for b, r in pairs)
 
 
 def _accepted(row: AcceptanceRow | None) -> str:

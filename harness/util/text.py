@@ -31,3 +31,12 @@ def lasting(seconds: float) -> str:
 def shortened(text: str, most: int = 2000) -> str:
     """Return at most the first ``most`` characters of a text, with a note on how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most} more characters"
+
+
+def cut(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a line, cut between words, so that no address is cut in two."""
+    if len(text) <= most:
+        return text
+    whole = text[: most - 1].rpartition(" ")[0].rstrip()
+    # A single word that is longer than the line can only be cut within.
+    return f"{whole or text[: most - 2]} …"

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from harness.history.verdict import Verdict
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Judgement
+from harness.reports.causes import causes_of
 from harness.reports.junit import render_junit
 from harness.reports.markdown import MAX_LINES, render_markdown
 from harness.reports.summary import RunSummary
@@ -53,6 +54,7 @@ def very_red(draw) -> RunSummary:
     run = GREEN.history.run.model_copy(update={"seconds": {"total": 9.0}})
     return GREEN._replace(
         judgement=judgement,
+        causes=causes_of(GREEN.history, judgement, {}),
         history=GREEN.history.model_copy(update={"run": run}),
         written=GREEN.history.folder,
         acceptance=GREEN.acceptance * 5,
@@ -79,7 +81,7 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
     lines = text.strip("\n").split("\n")
     assert len(lines) <= 40 and lines[0].startswith(f"{summary.verdict.symbol} {summary.verdict}")
     assert lines[-1] == "report: run/report.html"
-    assert lines[-2].startswith("reproduce the first: harness repro run ")
+    assert lines[-2].startswith("reproduce: harness repro run ") == bool(summary.repro)
     # Nothing reaches the terminal that it would obey.
     assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t"]
 

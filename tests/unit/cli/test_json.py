@@ -60,7 +60,9 @@ def test_a_judged_run(run, name):
     assert list(found) == documented("`check`")
     assert code == found["exit_code"] == Verdict(found["verdict"]).exit_code
     assert found["cells"] and all(list(c) == documented("… `cells`") for c in found["cells"])
+    assert all(list(c) == documented("… `causes`") for c in found["causes"])
     assert all(list(f) == documented("… `findings`") for f in found["findings"])
+    assert sum(c["count"] for c in found["causes"]) == sum(1 + f["more"] for f in found["findings"])
     assert bool(found["findings"]) == (name != "pass")
     assert found["injected_faults"] == (["M1"] if name == "M1" else [])
 
@@ -69,6 +71,15 @@ def test_acceptance_and_diagnosis_are_numbers_and_words(run):
     cell = value("check", run("M1"), "--baselines", str(BASELINES))[1]["cells"][0]
     assert [round(r, 4) for r in cell["acceptance"]] == [0.6471, 0.5525, 0.4958]
     assert cell["tokens_equal"] == "12/21" and "N mod 32" in cell["diagnoses"][0]
+
+
+def test_next_step_of_a_red_run_is_the_command_that_shows_its_cause_again(run):
+    folder = run("M1")
+    found = value("check", folder, "--baselines", str(BASELINES))[1]
+    command = f"harness repro {folder} pd-eagle3/tokens-baseline/copy-094-17/ids"
+    assert found["next_step"] == f"reproduce it: {command}" and found["causes"][0]["command"] == command
+    assert found["sentence"].startswith(f"With M1 injected, {found['causes'][0]['sentence']}. 1 of 1 cell ")
+    assert value("check", run("known"), "--baselines", str(BASELINES))[1]["next_step"] is None
 
 
 def test_two_runs_and_many(run, tmp_path: Path):

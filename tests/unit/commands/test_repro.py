@@ -14,7 +14,7 @@ from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
 from harness.profiles.load import load_profile
-from harness.reports.html import repro_line
+from harness.reports.next_steps import repro_line
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of
 from tests.support.builders import change_final, engine, garbled, history, judged, observation, with_cells, with_run

@@ -10,7 +10,7 @@ from harness.errors import UsageError
 from harness.history.identity import identity_of
 from harness.judging.checks.registry import judge
 from harness.profiles.load import load_profile
-from harness.reports.html import repro_line
+from harness.reports.next_steps import repro_line
 from harness.runner.run import require_free
 from harness.workload.prepare import prepare
 from tests.support.builders import LENGTHS, change_final, flawless, history, lookups, with_run

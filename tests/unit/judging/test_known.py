@@ -16,7 +16,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import acceptance_baseline
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
-from harness.judging.known_defects import apply_known
+from harness.judging.known_defects import apply_known, expected_anyway
 from harness.judging.references import References, baselines_for
 from harness.profiles.known_defects import load_known
 from harness.reports.judge_run import assess
@@ -78,6 +78,17 @@ def test_finding_that_fits_is_known_and_does_not_fail_the_run(tmp_path):
     assert "wrong-tokens" in summary.sentence and "KNOWN" in render_markdown(summary)
     xml = render_junit(summary)
     assert "<skipped" in xml and 'failures="0"' in xml
+
+
+def test_what_a_run_with_a_fault_has_anyway_is_named_and_excuses_nothing(tmp_path):
+    h, the_list = made(), known(tmp_path, ENTRY)
+    broken = with_run(h, mutants=("M1",))
+    judgement = judged(broken, the_list)
+    assert judgement.verdict is Verdict.REGRESSION and not any(f.known for f in judgement.findings)
+    assert set(expected_anyway(judgement, the_list, broken).values()) == {"wrong-tokens"}
+    assert expected_anyway(judged(h, the_list), the_list, h) == {}
+    summary = summarise_run(broken, judgement, None, expected_anyway(judgement, the_list, broken))
+    assert "expected without the injected fault, too (wrong-tokens)" in summary.sentence
 
 
 def test_nothing_known_changes_nothing(tmp_path):

@@ -18,8 +18,9 @@ from harness.judging.figures import NO_EVIDENCE
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, conclude, how_many
 from harness.judging.known_defects import apply_known
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects
+from harness.reports.causes import causes_of
 from harness.reports.junit import render_junit
-from harness.reports.summary import describe, grouped_findings, summarise_run
+from harness.reports.summary import describe, summarise_run
 from tests.support.builders import evidence_of_test, finding, garbled, history, known_entry, observation
 
 CELL = "pd-eagle3"
@@ -78,11 +79,10 @@ def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(finding
     before, after = (apply_known(judged(c), known, RUN) for c in (whole, some))
     assert after.verdict == before.verdict and after.cells[0].verdict == before.cells[0].verdict
     assert after.notices == before.notices
-    assert describe(RUN, after) == describe(RUN, before)
-    assert grouped_findings(after) == [
-        (first.model_copy(update={"others": kept.others}), count, strata)
-        for (first, count, strata), (kept, _, _) in zip(grouped_findings(before), grouped_findings(after), strict=True)
-    ]
+    causes = [causes_of(RUN, judgement, {}) for judgement in (before, after)]
+    assert describe(RUN, after, causes[1]) == describe(RUN, before, causes[0])
+    said = [[(c.damage, c.known, c.count, list(c.cells), c.strata) for c in some] for some in causes]
+    assert said[1] == said[0]
     per_known = [Counter(), Counter()]
     for counter, judgement in zip(per_known, (before, after), strict=True):
         for f in judgement.findings:
@@ -123,9 +123,9 @@ def test_a_lost_reference_gives_few_records_and_true_counts(monkeypatch: pytest.
     assert len(result.findings) <= 10 and result.found == len(prompts)
     assert f"{len(prompts) - len(result.findings)} of {len(prompts)} findings are counted" in result.note
     summary = summarise_run(run, judgement)
-    (group,) = (g for g in grouped_findings(judgement) if g[0].check == "tokens-reference")
+    (group,) = (g for c in summary.causes for g in c.groups if g[0].check == "tokens-reference")
     assert group[1] == len(prompts)
-    assert f"and {len(prompts) - 5} more findings" in render_junit(summary)
+    assert f"and {len(prompts) - 1} more findings" in render_junit(summary)
 
 
 def test_how_many_requests_gave_the_recorded_tokens_is_of_all(monkeypatch: pytest.MonkeyPatch):

@@ -9,10 +9,13 @@ import pytest
 
 from harness.errors import UsageError
 from harness.history.verdict import Verdict
+from harness.judging.references import References
 from harness.reports.across_runs import print_comparison, print_trend, render_comparison, render_trend
+from harness.reports.cause_words import sentence_of
 from harness.reports.compare import compare_runs
 from harness.reports.trend import limit_for, load_trend, trend_of
 from harness.reports.trend_model import TrendRun, WrongAlone
+from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import change_final, garbled, history, observation, speculation, written_run
 from tests.support.pages import Page, printed
 
@@ -60,6 +63,20 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     Page(html).require_inert()
     assert "0.33.0" in html
     assert "2 of 3" in printed(print_comparison, found)
+
+
+def test_a_cause_of_many_findings_is_one_card_and_one_line():
+    found = compare_runs(RUNS / "plan-rows", RUNS / "M4", References(baselines=BASELINES))
+    (new,) = found.new
+    assert (new.damage, new.count, found.gone) == ("drafter-kv", 10, ())
+    html = render_comparison(found)
+    assert sum(t == "article" for t, _ in Page(html).elements) == 1
+    assert new.command in html and sentence_of(new) in html
+    lines = printed(print_comparison, found, 400).splitlines()
+    assert [line for line in lines if line.startswith("new: ")] == [f"new: ✘ REGRESSION {sentence_of(new)} ×10"]
+    assert found.sentence.endswith(f"1 new cause, 0 resolved; new: {sentence_of(new)}")
+    back = compare_runs(RUNS / "M4", RUNS / "plan-rows", References(baselines=BASELINES))
+    assert ([c.damage for c in back.gone], back.new) == (["drafter-kv"], ())
 
 
 def test_runs_without_a_common_cell_are_refused(tmp_path):

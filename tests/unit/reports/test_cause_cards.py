@@ -8,9 +8,10 @@ import pytest
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.figures import IncompleteCell
+from harness.judging.figures import AcceptanceFigures, IncompleteCell, RatesFigures
 from harness.judging.findings import CellVerdict, CheckResult, Diagnosis, Finding, Judgement, Law
-from harness.reports.causes import Cause, causes_of, consequences
+from harness.reports.cause_words import detail_of, headline_of, sentence_of
+from harness.reports.causes import Cause, causes_of, consequences, group_key
 from harness.reports.html import render_html
 from harness.reports.prompts import Place, place_of, prompts_of
 from harness.reports.summary import RunSummary
@@ -35,6 +36,9 @@ OTHER = Law(
 )
 
 
+RUN = history([])
+
+
 def finding(cell: str, prompt: str | None = "p32", law: Law | None = None, **changes) -> Finding:
     return builders.finding(cell, prompt, law=law.text if law else None, **changes)
 
@@ -53,7 +57,7 @@ def view(*findings: Finding, law: Law | None = None) -> CellVerdict:
 def causes(*views: CellVerdict, lengths: dict[Place, int] | None = None) -> list[Cause]:
     judgement = Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=views)
     known = {place_of(f): 32 for f in judgement.findings}
-    return causes_of(judgement, {**known, **(lengths or {})})
+    return causes_of(RUN, judgement, {**known, **(lengths or {})})
 
 
 def test_cells_with_the_same_law_are_one_cause_also_where_fewer_lengths_were_tested():
@@ -148,11 +152,119 @@ def test_every_finding_is_in_exactly_one_cause():
     made = runs.red()
     known = runs.references()
     judgement = judge(made, known)
-    found = causes_of(judgement, {r.place: r.length for r in prompts_of(made, judgement, known).rows})
+    found = causes_of(made, judgement, {r.place: r.length for r in prompts_of(made, judgement, known).rows})
     listed = [f.id for c in found for f in c.findings]
     assert sorted(listed) == sorted(f.id for f in judgement.findings)
     for cause in found:
         assert cause.example in cause.findings
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+EVERY = Law(text="every tested length fails (4 from 31 to 65)", tested=(0, 1, 8, 31))
+RATES = {"requests": 4, "steps": 9, "accepted_at": (), "acceptance_length_pooled": 1, "acceptance_length_per_prompt": 1}
+
+
+def lost_acceptance(scenario: str = "cold", cell: str = "pd-eagle3", before=(0.907, 0.81, 0.73)) -> CellVerdict:
+    """A drafter that lost its KV: no token is wrong, and no draft is accepted."""
+    law = EVERY if scenario == "cold" else None
+    of = {"damage": "drafter-kv", "check": "acceptance-baseline", "scenario": scenario}
+    made = view(finding(cell, law=law, **of), law=law)
+    sides = [RatesFigures(rates=rates, **RATES) for rates in ((0.0,) * 3, before)]
+    figures = AcceptanceFigures(ours=sides[0], reference=sides[1], against="the baseline")
+    right = CheckResult(check="tokens-baseline", cell=cell, verdict=Verdict.PASS, judged=4)
+    changed = made.results[0].model_copy(update={"figures": figures})
+    return made.model_copy(update={"results": (right, changed)})
+
+
+def test_a_defect_of_many_scenarios_is_one_sentence_with_its_numbers():
+    scenarios = [f"state-{n}" for n in range(17)]
+    (one,) = causes(lost_acceptance(), *(lost_acceptance(s) for s in scenarios))
+    assert one.count == 18
+    assert sentence_of(one) == (
+        "pd-eagle3 (also in 17 scenarios): wrong KV of the drafter after a hand-off; acceptance of pd-eagle3 "
+        "0.91/0.81/0.73 → 0.00/0.00/0.00, tokens right, at every tested length"
+    )
+    assert headline_of([one]) == sentence_of(one)
+
+
+def test_a_sentence_says_where_it_shows_and_how_many_more_causes_there_are():
+    (alone,) = causes(lost_acceptance("refill"))
+    assert sentence_of(alone).startswith(
+        "pd-eagle3 in refill: wrong KV of the drafter after a hand-off; acceptance 0.91/"
+    )
+    (both,) = causes(lost_acceptance(), lost_acceptance(cell="single-eagle3"))
+    assert sentence_of(both).startswith(
+        "pd-eagle3 and single-eagle3: wrong KV of the drafter; acceptance of pd-eagle3 "
+    )
+    many = causes(*(lost_acceptance(cell=f"pd-m{n}") for n in range(5)))
+    assert sentence_of(many[0]).startswith("pd-m0 and 4 more cells: ")
+    two = causes(lost_acceptance(), view(finding("pd-none", law=LAW), law=LAW), view(untested("single-mtp")))
+    assert headline_of(two).endswith("; 1 more cause")
+    assert headline_of([]) == ""
+
+
+def test_a_small_change_is_told_with_digits_that_show_it():
+    (cause,) = causes(lost_acceptance(before=(0.001, 0.0, 0.0)))
+    assert "acceptance 0.001/0.000/0.000 → 0.000/0.000/0.000" in sentence_of(cause)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (LAW.text, "only if N mod 32 = 0"),
+        (EVERY.text, "at every tested length"),
+        ("fails if and only if the prompt has more than 31 tokens", "only if the prompt has more than 31 tokens"),
+    ],
+)
+def test_a_law_is_told_without_its_remarks(text, words):
+    law = LAW.model_copy(update={"text": text})
+    (cause,) = causes(view(finding("pd-none", law=law), law=law))
+    assert sentence_of(cause).endswith(f", {words}") or sentence_of(cause).endswith(f"; {words}")
+
+
+def test_a_law_with_exceptions_is_none():
+    law = LAW.model_copy(update={"exact": False, "text": "no rule on the length explains it"})
+    (cause,) = causes(view(finding("pd-none", law=law, check="transfer", message="expected x"), law=law))
+    assert sentence_of(cause) == "pd-none: wrong KV of the target after a hand-off; expected x"
+
+
+def test_the_place_does_not_repeat_the_sentence():
+    law = LAW.model_copy(update={"text": f"{LAW.text.partition(';')[0]}, which is where the end lies; 4 were tested"})
+    made = view(finding("pd-none", law=law), law=law)
+    text = (
+        f"wrong KV of the target in 1 of 4 requests; {law.text}; p32 (32 tokens): nothing of block 0 is in the output"
+    )
+    assert made.diagnosis is not None
+    made = made.model_copy(update={"diagnosis": made.diagnosis.model_copy(update={"text": text})})
+    (cause,) = causes(made)
+    where = "p32 (32 tokens): nothing of block 0 is in the output"
+    assert detail_of(cause) == f"pd-none: at these lengths, the end lies; {where}"
+
+
+def test_a_command_shows_the_most_telling_finding_again():
+    cold, warm = finding("pd-none", "p32", law=LAW), finding("pd-none", scenario="refill", part="p32#0.subject")
+    (cause,) = causes(view(warm), view(cold, law=LAW))
+    assert cause.command == "harness repro run pd-none/tokens-baseline/p32"
+    assert [c.command for c in causes(view(untested("pd-none")))] == [""]
+
+
+def test_findings_of_one_run_only_are_shown_again_by_a_command_of_their_own():
+    cold, warm = finding("pd-none", "p32", law=LAW), finding("pd-none", scenario="refill", part="p32#0.subject")
+    (cause,) = causes(view(warm), view(cold, law=LAW))
+    some = cause.among({group_key(warm)}, RUN)
+    assert some is not None and (some.count, list(some.views)) == (1, [("pd-none", "refill")])
+    assert "refill" in some.command
+    assert cause.among(set(), RUN) is None
+
+
+def test_what_a_known_defect_covers_without_the_fault_is_a_cause_of_its_own():
+    """In a run with an injected fault nothing is excused, but what is no news does not look like the fault."""
+    fault, usual = finding("pd-eagle3", law=LAW), finding("single-eagle3", scenario="sampled", damage="target-kv")
+    judgement = Judgement(run_id="r", verdict=Verdict.REGRESSION, cells=(view(usual), view(fault, law=LAW)))
+    found = causes_of(RUN, judgement, {place_of(f): 32 for f in judgement.findings}, {usual.id: "cpu-sampled"})
+    assert [(c.anyway, c.verdict) for c in found] == [(None, Verdict.REGRESSION), ("cpu-sampled", Verdict.REGRESSION)]
+    assert sentence_of(found[1]).endswith("; expected without the injected fault, too (cpu-sampled)")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -217,8 +329,13 @@ def test_interrupted_run_is_resumed(tmp_path):
 
 
 def test_copy_of_an_interrupted_run_cannot_be_resumed(tmp_path):
-    summary = unfinished(tmp_path / "copy", interrupted=True)
-    assert (summary.command, summary.next_step) == ("", "")
+    summary = unfinished(tmp_path / "copy", interrupted=True, command=("harness", "run", "--out=/data/runs/"))
+    assert summary.command == ""
+    assert summary.next_step == (
+        "1 of 2 cells is not complete; this is a copy, which cannot be resumed; go on where the run was recorded: "
+        "harness run --resume /data/runs/night"
+    )
+    assert "harness run --resume reports/night" in unfinished(tmp_path / "copy", interrupted=True).next_step
 
 
 def test_cells_whose_engines_broke_are_asked_again(tmp_path):

@@ -55,10 +55,10 @@ def interrupted() -> History:
 def test_interrupted_run_says_so_before_anything_else():
     summary = of(interrupted())
     assert summary.verdict is Verdict.UNKNOWN
-    words = "Interrupted by the user (Ctrl-C) after 6 of 8 planned requests: 2 of 2 cells do not pass"
+    words = "Interrupted by the user (Ctrl-C) after 6 of 8 planned requests. 2 of 2 cells cannot be judged in full"
     assert summary.sentence.startswith(words)
     text = printed(print_summary, summary)
-    assert text.index("interrupted by the user") < text.index("nothing tested")
+    assert text.index("interrupted by the user") < text.index("not tested because of it")
     assert "harness repro" not in text
     html = render_html(summary)
     assert "harness repro" not in html
@@ -69,7 +69,7 @@ def test_cell_that_ran_out_of_time_is_the_cause():
     reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
     made = with_cells(interrupted(), "single-none", state="failed", reason=reason)
     summary = of(with_run(made, interrupted=False))
-    assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells): ")
+    assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells). ")
 
 
 @pytest.mark.parametrize("flags", [(), ("--engine-arg=--some-flag",)])
@@ -104,6 +104,22 @@ def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_
             assert cell.diagnosis.failed <= cell.diagnosis.judged
 
 
+def test_a_run_that_is_compared_with_itself_says_so():
+    summary = assess(load_history(RUNS / "pass"), References(against=RUNS / "pass"))
+    assert summary.verdict is Verdict.UNKNOWN
+    assert summary.sentence.startswith("The run was compared with itself (--against), so ")
+    assert any("nothing can differ" in n for n in summary.judgement.notices)
+    other = assess(load_history(RUNS / "pass"), References(against=RUNS / "plan-rows"))
+    assert "compared with itself" not in " ".join((other.sentence, *other.judgement.notices))
+
+
+def test_an_unknown_run_says_what_is_missing():
+    summary = summarise_run(made := history(pair(("pd-none", "single-none"))), judge(made, {}))
+    assert summary.verdict is Verdict.UNKNOWN
+    assert summary.sentence.startswith("pd-none and single-none: no baseline; the baseline of none ")
+    assert "2 of 2 cells cannot be judged in full; " in summary.sentence
+
+
 def test_broken_request_is_counted_among_those_asked():
     """A request that broke has a finding, and so has one that only prepared the scenario."""
     summary = of(history([o.model_copy(update={"error": "500"}) if o.cell == "pd-none" else o for o in pair()]))
@@ -115,7 +131,7 @@ def test_broken_request_is_counted_among_those_asked():
 def test_wrong_answers_are_still_offered_a_repro():
     wrong = [garbled(o, at=0) if o.cell == "pd-none" else o for o in pair()]
     summary = of(history(wrong))
-    assert "reproduce the first: harness repro run pd-none/tokens-reference/p31/ids" in printed(print_summary, summary)
+    assert "reproduce: harness repro run pd-none/tokens-reference/p65/ids" in printed(print_summary, summary)
     assert "Repro:" in render_html(summary)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
@@ -11,13 +12,14 @@ import pytest
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
+from harness.reports.cause_words import sentence_of
 from harness.reports.html import render_html
 from harness.reports.judge_run import judgement_json, linked_from
 from harness.reports.junit import render_junit
-from harness.reports.markdown import render_markdown
+from harness.reports.markdown import code, plain_cell, render_markdown
 from harness.reports.prompts import PromptRow
 from harness.reports.selftest_result import Kill
-from harness.reports.summary import RunSummary, grouped_findings, summarise_run
+from harness.reports.summary import RunSummary, summarise_run
 from harness.reports.terminal import print_summary
 from harness.util.files import write_json
 from tests.support.builders import (
@@ -223,10 +225,38 @@ def test_commands_in_messages_are_code_on_the_page():
     assert "run <code>harness plan &lt;b&gt;</code>, not `&lt;i&gt;`" in render_html(summary._replace(judgement=said))
 
 
-def test_findings_are_grouped_gravest_first(bad):
-    groups = grouped_findings(bad.judgement)
-    assert groups[0][0].verdict == "REGRESSION"
-    assert sum(count for _, count, _ in groups) == len(bad.judgement.findings)
+def test_causes_are_the_same_in_every_report_and_the_gravest_comes_first(bad):
+    assert [c.verdict for c in bad.causes] == ["REGRESSION", "UNKNOWN"]
+    first = sentence_of(bad.causes[0])
+    assert first == "pd-eagle3: wrong KV of the target after a hand-off; 1 of 4 answers with wrong tokens"
+    (failure,) = {e.get("message") for e in ET.fromstring(render_junit(bad)).iter("failure")}
+    assert failure == f"{first} ({bad.causes[0].count} findings in all)"
+    for text in (printed(print_summary, bad), render_html(bad)):
+        assert first in " ".join(text.split())
+    assert f"**REGRESSION** {plain_cell(first)}" in render_markdown(bad)
+
+
+def test_command_that_shows_a_cause_again_stands_where_ci_shows_it(bad):
+    command = bad.causes[0].command
+    assert command == bad.repro == "harness repro run pd-eagle3/tokens-reference/p32/ids"
+    assert f"  - reproduce: `{command}`" in render_markdown(bad).splitlines()
+    failures = list(ET.fromstring(render_junit(bad)).iter("failure"))
+    assert failures and all(f"reproduce: {command}" in (e.text or "").splitlines() for e in failures)
+    assert bad.next_step == f"reproduce it: {command}"
+    # Missing evidence cannot be shown again.
+    errors = list(ET.fromstring(render_junit(bad)).iter("error"))
+    assert errors and not any("harness repro" in (e.text or "") for e in errors)
+
+
+def test_card_says_what_a_run_has_without_its_injected_fault(bad):
+    (cause, *_) = bad.causes
+    html = render_html(bad._replace(causes=[replace(cause, anyway="some-defect")]))
+    assert "expected without the injected fault, too <code>some-defect</code>" in html
+
+
+def test_code_in_a_summary_cannot_end_early():
+    assert code("harness repro x") == "`harness repro x`"
+    assert code("a `b`\nc") == "``a `b` c``" and code("`") == "`` ` ``"
 
 
 def test_summary_is_short_even_for_a_catastrophe():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from harness.history.folder import load_history
 from harness.judging.references import References
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
-from harness.reports.summary import RunSummary, group_place, grouped_findings
+from harness.reports.summary import RunSummary
 from harness.reports.terminal import print_summary
 from harness.util.text import counted, lasting
 from tests.golden.oracle import BASELINES, RUNS
@@ -40,10 +41,18 @@ def test_cell_and_verdict_are_never_cut(name, width):
     assert all(len(line) <= width for line in lines[head : head + 2 + len(rows)])
 
 
-def test_at_80_columns_the_table_says_where_it_fails_and_what_was_accepted():
+def test_at_80_columns_the_table_has_each_rate_behind_that_of_the_baseline():
     row = next(line for line in lines_of(judged("M1"), 80) if line.startswith("pd-eagle3 "))
-    assert "12/21" in row and "sub-block" in row and "0.6471 0.5525 0.4958" in row and "baseline" not in row
+    assert row.split()[3:] == ["12/21", "0.917→0.647", "0.799→0.553", "0.735→0.496"]
+    assert "sub-block, aligned" in next(line for line in lines_of(judged("M1"), 120) if line.startswith("pd-eagle3 "))
     assert "baseline 0.9169" in "\n".join(lines_of(judged("M1"), 160))
+    same = next(line for line in lines_of(judged("M4"), 80) if line.startswith("single-eagle3 "))
+    assert same.endswith("0.919 0.838 0.770 =".ljust(35))
+
+
+def test_where_acceptance_did_not_change_the_table_says_where_it_fails():
+    row = next(line for line in lines_of(judged("interrupted"), 80) if line.startswith("pd-none-router "))
+    assert row.rstrip().endswith("cold, concurrent")
 
 
 def test_the_summary_keeps_within_forty_lines_at_80_columns():
@@ -51,22 +60,46 @@ def test_the_summary_keeps_within_forty_lines_at_80_columns():
         assert len([line for line in lines_of(judged(name), 80) if len(line) <= 80]) <= 40, name
 
 
-def test_a_group_over_several_cells_names_them():
-    judgement = judged("interrupted").judgement
-    first = grouped_findings(judgement)[0][0]
-    cells = {f.cell for f in judgement.findings if (f.check, f.reason) == (first.check, first.reason)}
-    place = f"{first.cell} and {len(cells) - 1} other cells"
-    assert len(cells) > 1 and group_place(judgement, first) == place
-    assert any(f"{place}: complete" in line for line in lines_of(judged("interrupted"), 80))
-    assert group_place(judged("M1").judgement, grouped_findings(judged("M1").judgement)[0][0]) == "pd-eagle3"
+def causes_in(lines: list[str]) -> list[str]:
+    """The lines behind the table, up to the times and the commands."""
+    (rule,) = (n for n, line in enumerate(lines) if line.startswith("───"))
+    behind = "\n".join(lines[rule:])
+    return re.findall(r"^[✘≈⇄?▲] [A-Z]+  .*$", behind, re.M)
+
+
+def test_one_cause_is_one_paragraph():
+    for width in (80, 120, 160):
+        (line,) = causes_in(lines_of(judged("M5a"), width))
+        assert line.startswith("✘ REGRESSION  pd-eagle3 in pressure: ")
+    assert len(causes_in(lines_of(judged("interrupted"), 160))) == 2
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_gravest_cause_has_its_place_within_three_lines(width):
+    text = " ".join(lines_of(judged("M1"), width))
+    assert "copy-096-19 (96 tokens): P published 4 blocks for a prompt of 3, D pulled 3" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_line_that_is_cut_ends_behind_a_word(name, width):
+    whole = [line for line in lines_of(judged(name), width) if "   " not in line]
+    assert not [line for line in whole if line.endswith("…") and not re.search(r"\S …$", line)]
+
+
+def test_a_run_that_passes_has_no_command_to_reproduce():
+    """An expected failure needs none."""
+    assert judged("known").expected and judged("known").repro == ""
+    assert "harness repro" not in "\n".join(lines_of(judged("known"), 160))
 
 
 def test_an_interrupted_run_says_how_to_go_on():
     long = "harness run --resume " + "x" * 100
     assert f"go on: {long}" in lines_of(judged("interrupted")._replace(command=long), 80)
-    # A copy cannot be resumed, and a finished run need not be.
-    for name in ("interrupted", "M1"):
-        assert not any("--resume" in line for line in lines_of(judged(name), 80))
+    # A copy cannot be resumed: the original is, where it was recorded.
+    text = " ".join(" ".join(lines_of(judged("interrupted"), 80)).split())
+    assert "go on where the run was recorded: harness run --resume runs/full/20261122-203323-cpu-54e3" in text
+    assert not any("--resume" in line for line in lines_of(judged("M1"), 80))
 
 
 def test_a_line_is_cut_between_words():
