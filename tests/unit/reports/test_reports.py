@@ -243,6 +243,8 @@ def test_command_that_shows_a_cause_again_stands_where_ci_shows_it(bad):
     failures = list(ET.fromstring(render_junit(bad)).iter("failure"))
     assert failures and all(f"reproduce: {command}" in (e.text or "").splitlines() for e in failures)
     assert bad.next_step == f"reproduce it: {command}"
+    # On the page it stands in the card, right below.
+    assert command in render_html(bad) and 'id="next"' not in render_html(bad)
     # Missing evidence cannot be shown again.
     errors = list(ET.fromstring(render_junit(bad)).iter("error"))
     assert errors and not any("harness repro" in (e.text or "") for e in errors)
