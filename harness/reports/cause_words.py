@@ -78,7 +78,7 @@ def _head(cause: Cause) -> str:
 def _where(cause: Cause) -> str:
     """Return the cells and scenarios in words: ``pd-eagle3 (also in 17 scenarios)``."""
     cells, scenarios = list(cause.cells), cause.scenarios
-    where = joined(cells) if len(cells) <= _NAMED else f"{cells[0]} and {counted(len(cells) - 1, 'more cell')}"
+    where = _joined(cells) if len(cells) <= _NAMED else f"{cells[0]} and {counted(len(cells) - 1, 'more cell')}"
     warm = [s for s in scenarios if s != COLD]
     if not warm:
         return where
@@ -86,7 +86,7 @@ def _where(cause: Cause) -> str:
     return f"{where} (also in {states})" if COLD in scenarios else f"{where} in {states}"
 
 
-def joined(names: Sequence[str]) -> str:
+def _joined(names: Sequence[str]) -> str:
     """Return names as people list them: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -95,7 +95,7 @@ def _acceptance(cause: Cause) -> str:
     """Return acceptance per position, of the reference and then of the example's cell, if that is what changed."""
     view = cause.views.get(cause.place)
     figures = next(filter(None, map(_changed, view.results if view is not None else ())), None)
-    if figures is None:
+    if figures is None or not figures.reference.rates or not figures.ours.rates:
         return ""
     of = f" of {in_words(*cause.place)}" if len(cause.views) > 1 else ""
     return f"acceptance{of} {_rates(figures.reference.rates, figures.ours.rates)}"

@@ -296,6 +296,8 @@ def describe(history: History, judgement: Judgement, causes: Sequence[Cause]) ->
     what = f"{len(bad)} of {counted(cells, 'cell')} {_fate(len(bad), unknown)}"
     injected = f"With {', '.join(judgement.mutants)} injected, " if judgement.mutants else ""
     cause = (_cause(history, judgement) if unknown else "") or headline_of(causes)
+    if unknown and any(n.startswith(SAME_RECORD) for n in judgement.notices):
+        cause = f"{SAME_RECORD[0].upper()}{SAME_RECORD[1:]}, so what it lacks is missing on both sides: {cause}"
     rest = (_right_so_far(judgement) if unknown else "") or counted(how_many(judgement.findings), "finding")
     return f"{injected}{cause}{'. ' if cause else ''}{what}; {rest}."
 
@@ -348,10 +350,7 @@ def _judged_right(history: History, judgement: Judgement) -> str:
 
 
 def _cause(history: History, judgement: Judgement) -> str:
-    """Return why a run could not be recorded in full, or was compared with nothing else: what its other findings follow
-    from. Empty when neither is so."""
-    if any(n.startswith(SAME_RECORD) for n in judgement.notices):
-        return f"{SAME_RECORD[0].upper()}{SAME_RECORD[1:]}, so what it lacks is missing on both sides"
+    """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:

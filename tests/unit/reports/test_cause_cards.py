@@ -207,6 +207,8 @@ def test_a_sentence_says_where_it_shows_and_how_many_more_causes_there_are():
 def test_a_small_change_is_told_with_digits_that_show_it():
     (cause,) = causes(lost_acceptance(before=(0.001, 0.0, 0.0)))
     assert "acceptance 0.001/0.000/0.000 → 0.000/0.000/0.000" in sentence_of(cause)
+    (none,) = causes(lost_acceptance(before=()))
+    assert "acceptance" not in sentence_of(none)
 
 
 @pytest.mark.parametrize(
