@@ -213,6 +213,31 @@ def test_prompt_has_a_link_of_its_own(page: Page, visitor: Visitor, pages: Pages
     expect(again.locator("#prompt")).to_be_hidden()
 
 
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_bar_at_the_top_covers_no_heading(page: Page, width):
+    """It is higher where its fields need two lines, and where it says what is shown; on a phone it stays behind."""
+    page.set_viewport_size({"width": width, "height": 900})
+    for cell in ("", "pd-eagle3"):
+        page.locator("select[name=cell]").select_option(cell)
+        page.locator("#table tbody a").first.click()
+        expect(page.locator("#prompt")).to_be_visible()
+        assert below_the_bar(page, "#prompt h3"), cell
+        page.locator("#prompt").get_by_role("link", name="close").click()
+        page.locator("nav").get_by_role("link", name="Prompts").click()
+        assert below_the_bar(page, "#prompts"), cell
+
+
+def below_the_bar(page: Page, heading: str) -> bool:
+    return page.evaluate(
+        """(heading) => {
+          const top = document.querySelector(heading).getBoundingClientRect().top;
+          const bar = document.getElementById("filter").getBoundingClientRect();
+          return top >= Math.max(bar.bottom, 0) && top < innerHeight / 2;
+        }""",
+        heading,
+    )
+
+
 def test_link_to_a_request_of_another_run_says_so(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["red"], "#p=pd-eagle3%2Fcold%2Fids%2Fother")
     expect(page.locator("#prompt")).to_contain_text("no such request: pd-eagle3/cold/ids/other")

@@ -188,7 +188,12 @@
   };
 
   // --- links ---------------------------------------------------------------------------------------------------------
-  const apply = () => { most = Math.max(most, FIRST); filterItems(); draw(); };
+  // The bar at the top covers what is scrolled to the top; its height depends on the window and on what it says.
+  const uncover = () => {
+    const covered = form && getComputedStyle(form).position === "sticky" ? form.offsetHeight : 0;
+    document.documentElement.style.setProperty("--covered", `${covered}px`);
+  };
+  const apply = () => { most = Math.max(most, FIRST); filterItems(); draw(); uncover(); };
   const follow = () => {
     const before = open;
     if (isState(location.hash) || !location.hash.slice(1)) read();
@@ -205,6 +210,7 @@
     target.scrollIntoView();
   };
   window.addEventListener("hashchange", follow);
+  window.addEventListener("resize", uncover);
   if (form) {
     form.hidden = false;
     form.addEventListener("input", () => { most = FIRST; apply(); show(); write(); });
