@@ -18,8 +18,9 @@ from harness.baselines.model import Baseline
 from harness.baselines.published import load_published, published_for
 from harness.baselines.summary import summarise
 from harness.errors import DataError
-from harness.history.acceptance import by_step
+from harness.history.acceptance import begun_before, by_step
 from harness.history.folder import History
+from harness.history.records import Observation
 from harness.history.token_ids import parted_at
 from harness.judging.checks.registry import evidence_for
 from harness.judging.figures import HypothesisFigures
@@ -28,6 +29,8 @@ from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.model import Tier
 from harness.stats.paired import ratio
 
+BASELINE = "baseline"
+"""The side of a figure that is the baseline's, not a cell's."""
 CONFIDENCE = 0.99
 SURVIVAL_POINTS = 40
 """Survival is drawn at about this many output tokens."""
@@ -39,7 +42,7 @@ class Position(NamedTuple):
     method: str
     position: int
     side: str
-    """``baseline``, or the cell of this run."""
+    """``BASELINE``, or the cell of this run."""
     rate: float
     low: float | None
     high: float | None
@@ -68,9 +71,11 @@ class Published(NamedTuple):
 
 
 class StepMean(NamedTuple):
-    """Mean accepted drafts at one step since the hand-off, over the aligned or unaligned prompts of one cell."""
+    """Mean accepted drafts at one step since the hand-off, over the aligned or unaligned prompts of one side."""
 
-    cell: str
+    method: str
+    side: str
+    """``BASELINE``, or the cell of this run."""
     aligned: str
     step: str
     """``0`` to ``7``, then ``8+``; padded steps are excluded."""
@@ -92,6 +97,8 @@ class Figures(NamedTuple):
     smallest_changes: tuple[SmallestChange, ...]
     """One per speculative cell."""
     published: tuple[Published, ...]
+    draft_tokens: Mapping[str, int]
+    """Most drafts of a step (k), by method with speculation."""
     steps: tuple[StepMean, ...]
     survival: tuple[Survival, ...]
     equal_runs: tuple[Survival, ...]
@@ -108,7 +115,8 @@ def figures_of(history: History, judgement: Judgement, baselines: Mapping[str, L
         tuple(_positions(views, cells, known)),
         tuple(c.smallest_change for c in cells if c.smallest_change is not None),
         tuple(_published(history, views)),
-        tuple(s for c in cells for s in c.steps),
+        _draft_tokens(views),
+        (*(s for c in cells for s in c.steps), *_baseline_steps(views, cells, known)),
         tuple(s for c in cells for s in c.survival),
         tuple(s for m in known for s in _equal_runs(m, _known(known, m))),
     )
@@ -133,6 +141,17 @@ class _Cell(NamedTuple):
     smallest_change: SmallestChange | None
     steps: tuple[StepMean, ...]
     survival: tuple[Survival, ...]
+    asked: Mapping[str, _Asked] = {}
+    """By prompt."""
+
+
+class _Asked(NamedTuple):
+    """What a cell asked of one cold prompt."""
+
+    group: str
+    """``aligned`` or ``unaligned``."""
+    most_tokens: int | None
+    """Output tokens that were asked for; None for as many as the profile says."""
 
 
 def _of_cell(view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Judgement, tier: Tier) -> _Cell:
@@ -141,7 +160,17 @@ def _of_cell(view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Jud
     if not view.speculative:
         return _Cell((), None, (), survival)
     smallest_change = _smallest_change(view, baselines, judgement, tier)
-    return _Cell(tuple(_cell_positions(view, judgement)), smallest_change, tuple(_steps(view)), survival)
+    asked = {key: _Asked(_aligned(view, o), o.most_tokens) for key, o in view.answered().items()}
+    return _Cell(tuple(_cell_positions(view, judgement)), smallest_change, tuple(_steps(view, asked)), survival, asked)
+
+
+def _draft_tokens(views: Iterable[RecordedCell]) -> dict[str, int]:
+    """Return the most drafts of a step of each method that has any."""
+    found: dict[str, int] = {}
+    for view in views:
+        if view.speculative:
+            found[view.lineup] = max(found.get(view.lineup, 0), view.record.draft_tokens)
+    return found
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------
@@ -150,6 +179,7 @@ def _of_cell(view: RecordedCell, baselines: Mapping[str, Lookup], judgement: Jud
 def _positions(
     views: Sequence[RecordedCell], cells: Sequence[_Cell], baselines: Mapping[str, Lookup]
 ) -> Iterable[Position]:
+    drafts = _draft_tokens(views)
     by_method: dict[str, list[Position]] = {}
     for view, cell in zip(views, cells, strict=True):
         if view.speculative:
@@ -158,13 +188,12 @@ def _positions(
         baseline = _known(baselines, method)
         if baseline is not None:
             asked = {key for v in views if v.lineup == method for key in v.counts.by_key}
-            k = max(v.record.draft_tokens for v in views if v.lineup == method)
             # Of the prompts that this run sent: others may be easier or harder.
-            summary = summarise([row for row in baseline.rows if row.prompt_id in asked], k)
+            summary = summarise([row for row in baseline.rows if row.prompt_id in asked], drafts[method])
             intervals = summary.get("rates_interval_99", [])
             for p, rate in enumerate(summary.get("rates", [])):
                 low, high = map(_bound, intervals[p]) if p < len(intervals) else (None, None)
-                yield Position(method, p, "baseline", rate, low, high, None, summary.get("steps"), None)
+                yield Position(method, p, BASELINE, rate, low, high, None, summary.get("steps"), None)
         yield from found
 
 
@@ -238,17 +267,46 @@ def _published(history: History, views: Sequence[RecordedCell]) -> Iterable[Publ
                 yield Published(method, p, rate, rate * (1 - band.tolerance), min(1.0, rate * (1 + band.tolerance)))
 
 
-def _steps(view: RecordedCell) -> Iterable[StepMean]:
-    """Average accepted drafts by step, separately for prompts that end on a block boundary (aligned) and others."""
+def _aligned(view: RecordedCell, o: Observation) -> str:
+    """Return the group of a prompt: those that end on a block boundary are aligned."""
+    return "unaligned" if len(o.sent_ids) % view.record.block_size else "aligned"
+
+
+def _steps(view: RecordedCell, asked: Mapping[str, _Asked]) -> Iterable[StepMean]:
+    found = ((asked[key].group, steps.accepted) for key, steps in view.steps().items())
+    return _step_means(view.lineup, view.id, found)
+
+
+def _baseline_steps(
+    views: Sequence[RecordedCell], cells: Sequence[_Cell], baselines: Mapping[str, Lookup]
+) -> Iterable[StepMean]:
+    """Average the baselines' accepted drafts by step, over the prompts that the cells answered and as far as they did:
+    without it, a cell whose drafts are all rejected has nothing to be seen against."""
+    asked: dict[str, dict[str, _Asked]] = {}
+    for view, cell in zip(views, cells, strict=True):
+        if cell.steps:
+            asked.setdefault(view.lineup, {}).update(cell.asked)
+    for method, prompts in asked.items():
+        baseline = _known(baselines, method)
+        rows = [row for row in baseline.rows if row.prompt_id in prompts] if baseline is not None else []
+        cut = ((prompts[row.prompt_id], row.accepted) for row in rows)
+        yield from _step_means(method, BASELINE, ((a.group, _as_far(a, accepted)) for a, accepted in cut))
+
+
+def _as_far(asked: _Asked, accepted: tuple[int, ...]) -> tuple[int, ...]:
+    return accepted if asked.most_tokens is None else begun_before(accepted, asked.most_tokens)
+
+
+def _step_means(method: str, side: str, found: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[StepMean]:
+    """Average accepted drafts by step, separately for aligned prompts and others; ``found`` has each request's group
+    and the accepted drafts of its steps."""
     groups: dict[str, list[tuple[int, ...]]] = {"aligned": [], "unaligned": []}
-    answered = view.answered()
-    for key, steps in view.steps().items():
-        name = "unaligned" if len(answered[key].sent_ids) % view.record.block_size else "aligned"
-        groups[name].append(steps.accepted)
-    for name, accepted in groups.items():
-        for order, (step, requests, mean) in enumerate(by_step(accepted)):
+    for name, accepted in found:
+        groups[name].append(accepted)
+    for name, listed in groups.items():
+        for order, (step, requests, mean) in enumerate(by_step(listed)):
             if requests:
-                yield StepMean(view.id, name, step, order, requests, round(mean, 4))
+                yield StepMean(method, side, name, step, order, requests, round(mean, 4))
 
 
 # --- survival of identity --------------------------------------------------------------------------------------------

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
 from harness.profiles.cells import CellName
-from harness.reports.chart_data import Figures, Position
-from harness.reports.plot import Plot, linear, ordinal, shares
+from harness.reports.chart_data import BASELINE, Figures, Position, StepMean
+from harness.reports.plot import Axis, Plot, counts, linear, ordinal, shares, shares_around
+from harness.util.text import moment
 
 if TYPE_CHECKING:
-    from harness.reports.trend_model import Trend
+    from harness.reports.trend_model import Trend, TrendRun
 
 _EQUAL_RUNS = "two equal runs"
-_BASELINE = "baseline"
 _PROMPTS = ("aligned", "unaligned")
 
 
@@ -33,7 +34,7 @@ def charts_of(figures: Figures) -> list[Chart]:
     """Return the charts of acceptance per position, acceptance by step, and survival, one of each per method."""
     return [
         *(_acceptance(method, figures) for method in dict.fromkeys(p.method for p in figures.positions)),
-        *(_by_step(method, figures) for method in dict.fromkeys(_method(s.cell) for s in figures.steps)),
+        *(_by_step(method, figures) for method in dict.fromkeys(s.method for s in figures.steps)),
         *(_survival(method, figures) for method in dict.fromkeys(_method(s.cell) for s in figures.survival)),
     ]
 
@@ -48,12 +49,12 @@ def _chart(section: str, method: str, words: str, plot: Plot) -> Chart:
 
 def _cells_first(names: Sequence[str]) -> list[str]:
     """Return the series in an order in which a cell looks the same in all charts of its method."""
-    return sorted(dict.fromkeys(names), key=lambda n: n in (_BASELINE, _EQUAL_RUNS))
+    return sorted(dict.fromkeys(names), key=lambda n: n in (BASELINE, _EQUAL_RUNS))
 
 
 def _acceptance(method: str, figures: Figures) -> Chart:
     mine = [p for p in figures.positions if p.method == method]
-    recorded = {p.position: p.rate for p in mine if p.side == _BASELINE}
+    recorded = {p.position: p.rate for p in mine if p.side == BASELINE}
     sides = list(dict.fromkeys(p.side for p in mine))
     places = sorted({p.position for p in mine})
     plot = Plot(ordinal("draft position", [str(p) for p in places]), shares("accepted"), _cells_first(sides))
@@ -79,35 +80,43 @@ def _acceptance(method: str, figures: Figures) -> Chart:
 
 def _undetectable(p: Position, recorded: Mapping[int, float]) -> tuple[float, float] | None:
     """Return the range of rates that the test cannot tell from the baseline; a point outside is a detected change."""
-    if p.detectable is None or p.side == _BASELINE or p.position not in recorded:
+    if p.detectable is None or p.side == BASELINE or p.position not in recorded:
         return None
     rate = recorded[p.position]
     return max(0.0, rate - p.detectable), min(1.0, rate + p.detectable)
 
 
 def _by_step(method: str, figures: Figures) -> Chart:
-    mine = [s for s in figures.steps if _method(s.cell) == method]
-    cells = list(dict.fromkeys(s.cell for s in mine))
+    mine = sorted((s for s in figures.steps if s.method == method), key=lambda s: s.order)
+    sides = _cells_first([s.side for s in figures.steps if s.method == method])
     steps = {s.order: s.step for s in mine}
-    order = sorted(steps)
-    plot = Plot(
-        ordinal("step since the hand-off", [steps[o] for o in order]),
-        linear("accepted drafts, mean", [s.accepted for s in mine], zero=True),
-        cells,
-        _PROMPTS,
-    )
-    for cell in cells:
-        for prompts in _PROMPTS:
-            found = sorted((s for s in mine if (s.cell, s.aligned) == (cell, prompts)), key=lambda s: s.order)
-            plot.line([(order.index(s.order), s.accepted) for s in found], cell, prompts)
-            for s in found:
-                words = f"{cell}, {prompts}, step {s.step}: {s.accepted:.3f} accepted, {s.requests} requests"
-                plot.point(order.index(s.order), s.accepted, cell, words, hollow=True)
+    order = list(steps)
+    across = ordinal("step since the hand-off", list(steps.values()))
+    plot = Plot(across, _accepted_axis(mine, figures.draft_tokens[method]), sides, _PROMPTS)
+    curves = {(side, g): [s for s in mine if (s.side, s.aligned) == (side, g)] for side in sides for g in _PROMPTS}
+    # The baseline's line lies below those of the cells, and all points, which are filled, above the lines.
+    for (side, group), found in reversed(curves.items()):
+        plot.line([(order.index(s.order), s.accepted) for s in found], side, group)
+    for (side, group), found in curves.items():
+        for s in found:
+            words = f"{side}, {group}, step {s.step}: {s.accepted:.3f} accepted, {s.requests} requests"
+            plot.point(order.index(s.order), s.accepted, side, words, hollow=True)
     words = (
-        f"{method}: mean accepted drafts by step since the hand-off (or the prefill), for aligned and unaligned "
-        f"prompts, of {', '.join(cells)}; padded first steps are excluded"
+        f"{method}: mean accepted drafts, of {figures.draft_tokens[method]}, by step since the hand-off (or the "
+        "prefill); padded first steps are excluded; "
+    ) + "; ".join(
+        f"{side}, {group}: {', '.join(f'{s.accepted:.2f}' for s in found)}"
+        for (side, group), found in curves.items()
+        if found
     )
     return _chart("steps", method, words, plot)
+
+
+def _accepted_axis(steps: Sequence[StepMean], drafts: int) -> Axis:
+    """Return the axis of accepted drafts. It ends at the number of drafts of a step, whatever was accepted: fitted to
+    the values, drafts that are all rejected but for a few would be a curve that rises."""
+    most = max(drafts, math.ceil(max(s.accepted for s in steps)))
+    return counts(f"accepted drafts of {drafts}, mean", most)
 
 
 def _survival(method: str, figures: Figures) -> Chart:
@@ -133,8 +142,8 @@ def acceptance_over_runs(method: str, trend: Trend, links: Mapping[int, str]) ->
     cells = list(dict.fromkeys(p.cell for p in mine))
     positions = [f"position {p}" for p in sorted({p.position for p in mine})]
     plot = Plot(
-        ordinal("run (by start time)", [run.started[5:10] for run in trend.runs], most=6),
-        linear("accepted", [p.rate for p in mine], ".1f", 100),
+        _run_axis(trend.runs),
+        shares_around("accepted", [p.rate for p in mine]),
         cells,
         positions,
     )
@@ -144,10 +153,20 @@ def acceptance_over_runs(method: str, trend: Trend, links: Mapping[int, str]) ->
             plot.line([(p.run, p.rate) for p in found], cell, name)
             for p in found:
                 run = trend.runs[p.run]
-                words = f"{run.run_id}, {run.started}: {cell}, {name}: {100 * p.rate:.2f} %"
+                words = f"{run.run_id}, {moment(run.started)}: {cell}, {name}: {100 * p.rate:.2f} %"
                 plot.point(p.run, p.rate, cell, words, links.get(p.run, ""), hollow=True)
     words = f"{method}: share of accepted drafts at each position over {len(trend.runs)} runs, of {', '.join(cells)}"
     return _chart("trend", method, words, plot)
+
+
+def _run_axis(runs: Sequence[TrendRun]) -> Axis:
+    """Return the axis of the runs by the days on which they were started, with the time where a day has several."""
+    started = [moment(run.started) for run in runs]
+    days = ordinal("run (by start time)", [text[5:10] for text in started], most=6)
+    if len({label for _, label in days.ticks}) == len(days.ticks):
+        return days
+    # Four times of day, unlike six, have room beside one another.
+    return ordinal("run (by start time, UTC)", [text[5:16] for text in started], most=4)
 
 
 def curve(name: str, title: str, rows: Sequence[Mapping[str, Any]], mark: float) -> Chart:

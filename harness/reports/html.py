@@ -42,7 +42,7 @@ from harness.reports.summary import RunSummary
 from harness.reports.timeline import timeline_of
 from harness.util import json_io
 from harness.util.files import ends_of
-from harness.util.text import harmless, shortened
+from harness.util.text import harmless, moment, shortened
 
 _TAIL_LINES = 12
 _TAIL_BYTES = 64 * 1024
@@ -56,8 +56,9 @@ _SECTIONS = (
     (
         "steps",
         "Acceptance by step since the hand-off",
-        "Mean accepted drafts at each step, for prompts that end on a block boundary (aligned) and for others. A "
-        "hand-off that shifts blocks or loses the drafter's KV shows in the first steps of P/D.",
+        "Mean accepted drafts at each step, for prompts that end on a block boundary (aligned) and for others, in the "
+        "baseline and in each cell of this run; the axis ends at the number of drafts. A hand-off that shifts blocks "
+        "or loses the drafter's KV shows in the first steps of P/D.",
     ),
     (
         "survival",
@@ -90,6 +91,7 @@ def environment() -> Environment:
     env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(harmless(str(text))))
     env.filters["prose"] = _prose
     env.filters["anchor"] = anchor
+    env.filters["moment"] = lambda text: moment(str(text))
     env.filters["place"] = lambda name: quote(harmless(str(name)), safe="")
     return env
 

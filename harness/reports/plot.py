@@ -25,6 +25,8 @@ _SYMBOLS = (
     "M-.4-1H.4V-.4H1V.4H.4V1H-.4V.4H-1V-.4H-.4Z",
 )
 """Paths of radius 1."""
+_HALF_DIGIT = 3.5
+"""Half the width of a digit in the labels of an axis, at least."""
 COLOURS = 6
 DASHES = ("", "5 4", "2 3", "8 3 2 3")
 
@@ -38,8 +40,8 @@ class Axis(NamedTuple):
     ticks: tuple[tuple[float, str], ...]
 
 
-def linear(title: str, values: Iterable[float], form: str = "g", scale: float = 1.0, zero: bool = False) -> Axis:
-    """Return an axis with round ticks around the values; labels are ``scale`` times the value, in ``form``."""
+def linear(title: str, values: Iterable[float], zero: bool = False) -> Axis:
+    """Return an axis with round ticks around the values."""
     found = [*values, *([0.0] if zero else [])]
     low, high = min(found, default=0.0), max(found, default=1.0)
     if low == high:
@@ -48,13 +50,29 @@ def linear(title: str, values: Iterable[float], form: str = "g", scale: float = 
     unit = 10 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = tuple((n * step, f"{n * step * scale:{form}}") for n in range(first, last + 1))
+    ticks = tuple((n * step, f"{n * step:g}") for n in range(first, last + 1))
     return Axis(title, first * step, last * step, ticks)
 
 
 def shares(title: str) -> Axis:
     """Return an axis for shares from 0 to 1, in per cent."""
     return Axis(title, 0.0, 1.0, tuple((v, f"{100 * v:.0f} %") for v in (0.0, 0.25, 0.5, 0.75, 1.0)))
+
+
+def shares_around(title: str, values: Iterable[float], least: float = 0.1) -> Axis:
+    """Return an axis in per cent around shares, which is at least ``least`` long and lies within 0 to 1: rounding must
+    not look like a change, nor a share of nearly nothing like much."""
+    found = list(values)
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    spare = max(0.0, least - (high - low)) / 2
+    fitted = linear(title, [max(0.0, min(low - spare, 1 - least)), min(1.0, max(high + spare, least))])
+    return fitted._replace(ticks=tuple((v, f"{100 * v:.0f} %") for v, _ in fitted.ticks))
+
+
+def counts(title: str, most: int) -> Axis:
+    """Return an axis for numbers from 0 to ``most``, at least 1, with at most six whole ticks."""
+    step = next(m * 10**e for e in range(10) for m in (1, 2, 5) if m * 10**e * 5 >= most)
+    return Axis(title, 0.0, float(most), tuple((float(n), str(n)) for n in range(0, most + 1, step)))
 
 
 def ordinal(title: str, labels: Sequence[str], most: int = 14) -> Axis:
@@ -142,7 +160,9 @@ class Plot:
             for v, label in y.ticks
         ]
         grid += [
-            Markup('<text class="x" x="{}" y="{}">{}</text>').format(self._at_x(v), bottom + 15, harmless(label))
+            Markup('<text class="x" x="{}" y="{}">{}</text>').format(
+                self._label_x(v, label), bottom + 18, harmless(label)
+            )
             for v, label in x.ticks
         ]
         titles = Markup('<text class="x" x="{}" y="{}">{}</text>').format((_LEFT + right) / 2, HEIGHT - 5, x.title)
@@ -188,6 +208,10 @@ class Plot:
     def _at_x(self, value: float) -> float:
         share = (value - self._x.low) / (self._x.high - self._x.low)
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
+
+    def _label_x(self, value: float, label: str) -> float:
+        """Return the middle of a label, further to the left where the chart would end within it."""
+        return min(self._at_x(value), round(WIDTH - _HALF_DIGIT * len(label), 1))
 
     def _at_y(self, value: float) -> float:
         share = (value - self._y.low) / (self._y.high - self._y.low)

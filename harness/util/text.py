@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 # Control characters of terminals, characters that change the direction of the surrounding text (also by ending the
 # paragraph and with it every isolation: UAX #9, X8), and lone surrogates, which stand for undecodable bytes of file
@@ -26,6 +27,16 @@ def lasting(seconds: float) -> str:
         return counted(round(seconds), "second")
     minutes = seconds / 60
     return counted(round(minutes), "minute") if minutes < 90 else f"{minutes / 60:.1f} hours"
+
+
+def moment(text: str) -> str:
+    """Return a time of ISO 8601 as people read it, in UTC: ``2026-11-28 02:42 UTC``. Other texts, times without a zone
+    among them, are returned as they are."""
+    try:
+        found = datetime.fromisoformat(text)
+        return text if found.tzinfo is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except (ValueError, OverflowError):
+        return text
 
 
 def shortened(text: str, most: int = 2000) -> str:

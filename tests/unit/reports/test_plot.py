@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.reports.plot import HEIGHT, WIDTH, Plot, linear, ordinal, shares
+from harness.reports.plot import HEIGHT, WIDTH, Plot, counts, linear, ordinal, shares, shares_around
 
 
 def parsed(plot: Plot) -> ET.Element:
@@ -28,6 +28,39 @@ def test_ticks_are_round_and_hold_all_values(values, low, high, labels):
     assert (axis.low, axis.high) == pytest.approx((low, high))
     assert [label for _, label in axis.ticks] == labels
     assert all(axis.low <= v <= axis.high for v in values)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.914, 0.927], ["85 %", "90 %", "95 %", "100 %"]),
+        ([0.0, 0.0004], ["0 %", "5 %", "10 %"]),
+        ([1.0, 1.0], ["90 %", "95 %", "100 %"]),
+        ([0.0, 0.9], ["0 %", "50 %", "100 %"]),
+        ([], ["0 %", "50 %", "100 %"]),
+    ],
+)
+def test_shares_are_never_drawn_closer_than_ten_points(values, labels):
+    axis = shares_around("x", values)
+    assert [label for _, label in axis.ticks] == labels
+    assert axis.low >= 0 and axis.high <= 1 and axis.high - axis.low >= 0.1 - 1e-9
+    assert all(axis.low <= v <= axis.high for v in values)
+
+
+@pytest.mark.parametrize(
+    ("most", "labels"),
+    [(1, ["0", "1"]), (3, ["0", "1", "2", "3"]), (7, ["0", "2", "4", "6"]), (40, ["0", "10", "20", "30", "40"])],
+)
+def test_counts_have_whole_ticks_up_to_their_most(most, labels):
+    axis = counts("x", most)
+    assert (axis.low, axis.high, [label for _, label in axis.ticks]) == (0, most, labels)
+
+
+def test_last_label_ends_on_the_chart():
+    plot = Plot(linear("output token", [0, 200]), shares("y"), ["a"])
+    last = next(e for e in parsed(plot).iter("text") if e.text == "200")
+    # Seven of the units that the chart is drawn in are the width of a digit of most fonts.
+    assert float(last.get("x") or 0) + 7 * len("200") / 2 <= WIDTH
 
 
 def test_long_ordinal_axes_write_some_of_their_labels():
