@@ -11,6 +11,9 @@ from harness.judging.evidence import Evidence, judging_of
 from harness.judging.rounding import notices as rounding_notices
 from harness.profiles.cells import CellName
 
+INJECTED = "INJECTED FAULT"
+"""How the notice begins that a run has a deliberate defect: it is louder than all others."""
+
 
 def notices_of(evidence: Evidence) -> tuple[str, ...]:
     """Return the notices about a run, in the order of reports."""
@@ -56,7 +59,7 @@ def _of_engines(run: RunRecord) -> Iterator[str]:
         yield f"{tested} with {' '.join(run.engine_flags)}; baselines are of engines without"
     if run.all_mutants:
         yield (
-            f"INJECTED FAULT {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "
+            f"{INJECTED} {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "
             "vLLM and cannot pass"
         )
 

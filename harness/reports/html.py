@@ -30,6 +30,7 @@ from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import TransferFigures
 from harness.judging.findings import Finding
+from harness.judging.notices import INJECTED
 from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import Stratum
@@ -198,6 +199,8 @@ def render_html(summary: RunSummary) -> str:
         data=page_data(prompts, tried),
         summary=summary,
         run=history.run,
+        alarms=[n for n in summary.judgement.notices if n.startswith(INJECTED)],
+        notices=[n for n in summary.judgement.notices if not n.startswith(INJECTED)],
         figures=summary.figures,
         strata=[s.value for s in Stratum if any(s in r for r in prompts.by_stratum.values())],
         scenarios=_worst_first(summary),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from harness.history.verdict import Verdict
+from harness.judging.notices import INJECTED
 from harness.reports.cause_words import detail_of, sentence_of
 from harness.reports.summary import RunSummary
 from harness.util.text import counted, cut, harmless
@@ -43,9 +44,10 @@ def code(text: str) -> str:
 
 
 def _notices(summary: RunSummary) -> list[str]:
-    """Return the first notices, each followed by an empty line; bold when mutants were enabled."""
-    mark = "**" if summary.judgement.mutants else ""
-    return [line for n in summary.judgement.notices[:_NOTICES] for line in (f"{mark}{plain_cell(n)}{mark}", "")]
+    """Return the first notices, each followed by an empty line; bold that of an injected fault."""
+    shown = summary.judgement.notices[:_NOTICES]
+    marks = ["**" if n.startswith(INJECTED) else "" for n in shown]
+    return [line for n, mark in zip(shown, marks, strict=True) for line in (f"{mark}{plain_cell(n)}{mark}", "")]
 
 
 def render_markdown(summary: RunSummary) -> str:

@@ -79,6 +79,15 @@ def test_a_cause_of_many_findings_is_one_card_and_one_line():
     assert ([c.damage for c in back.gone], back.new) == (["drafter-kv"], ())
 
 
+def test_pages_say_times_as_people_read_them(tmp_path):
+    for day in (27, 28):
+        recorded(tmp_path / f"run{day}", started=f"2026-11-{day}T02:42:10+00:00")
+    html = render_comparison(compare_runs(tmp_path / "run27", tmp_path / "run28"))
+    html += render_trend(load_trend(tmp_path), tmp_path / "trend.html")
+    assert html.count("2026-11-28 02:42 UTC") > 3
+    assert "+00:00" not in html
+
+
 def test_runs_without_a_common_cell_are_refused(tmp_path):
     a, b = recorded(tmp_path / "a", cells=("single-none",)), recorded(tmp_path / "b", cells=("pd-none",))
     with pytest.raises(UsageError, match="expected runs with a cell in common"):

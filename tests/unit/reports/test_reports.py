@@ -88,6 +88,22 @@ def test_injected_mutant_is_stamped_on_every_report():
         assert "INJECTED FAULT M5b" in text
 
 
+def test_injected_fault_is_louder_than_other_notices():
+    """A list of known defects that is not there matters less than that the run says nothing about vLLM."""
+    summary = scenario_run(("M5b",))
+    missing = "known-defects.yaml: expected the list that the profile names, found none"
+    said = summary.judgement.model_copy(update={"notices": (missing, *summary.judgement.notices)})
+    html = render_html(summary._replace(judgement=said))
+    loud = re.findall(r'<p class="alarm">(.*?)</p>', html)
+    assert len(loud) == 1 and "INJECTED FAULT M5b" in loud[0]
+    assert f"<p><strong>Notice:</strong> <bdi>{missing}</bdi></p>" in html
+    assert html.index(loud[0]) < html.index(missing)
+    markdown = render_markdown(summary._replace(judgement=said))
+    assert re.findall(r"^\*\*(.*)\*\*$", markdown, re.MULTILINE) == [
+        n for n in said.notices if n.startswith("INJECTED")
+    ]
+
+
 def test_passing_report_names_every_cell_and_needs_no_network():
     html = render_html(summarise(flawless()))
     assert all(cell in html for cell in CELLS)
