@@ -188,6 +188,7 @@ def render_html(summary: RunSummary) -> str:
     env.filters["repro"] = lambda f: repro_line(history, f)
     env.filters["row"] = prompts.find
     env.filters["short"] = lambda text: shortened(" ".join(text.split()), 400)
+    env.filters["or_blank"] = lambda value: "" if value is None else value
     env.filters["changes"] = lambda row: changes(row.expected, row.output)
     env.filters["piece"] = lambda token: prompts.pieces.get(token, str(token))
     selftest = _newest(history.folder, "selftest.json", SelfTest, "report.html")

@@ -11,21 +11,23 @@ import contextlib
 import difflib
 import json
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.baselines.lookup import Lookup
 from harness.errors import DataError
-from harness.history.acceptance import real_steps
+from harness.history.acceptance import Steps, begun_before, real_steps
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE, CellRecord, Leg, Observation
 from harness.history.token_ids import common_prefix, parted_at
 from harness.history.verdict import Verdict, worst
+from harness.judging.figures import DraftsBeside, StepsDifference
 from harness.judging.findings import Finding, Judgement
 from harness.profiles.cells import CellName
 from harness.prompts.lengths import classify
+from harness.reports.strip import StepStrip, strip_of
 from harness.util.files import tokenizer_hash
 from harness.util.paths import REPOSITORY, recorded
 
@@ -33,6 +35,8 @@ MOST_ROWS = 20_000
 """Rows that a page has: of larger runs only those with findings, and of these the first ones."""
 MOST_TOKENS = 400_000
 """Tokens whose text a page has; requests with findings come first."""
+MOST_STRIPS = 1000
+"""Strips of steps that a page has; those of the gravest findings come first."""
 _LONGEST_FACT = 400
 _COUNTED = {
     "prompt_tokens_external_kv_transfer": "prompt tokens from P",
@@ -93,6 +97,8 @@ class PromptRow(NamedTuple):
     sides: tuple[HandOffSide, ...]
     """The engines that served the request, in order; empty where nothing was found."""
     error: str
+    strip: StepStrip | None
+    """The steps around the first that differs; None where no finding is about the drafts of the request."""
 
     @property
     def damaged(self) -> tuple[int, ...]:
@@ -210,9 +216,9 @@ def _rows(
 ) -> Iterator[PromptRow]:
     """Yield the rows of a cell; ``doubtful`` are cells and scenarios that have a finding as a whole, or no evidence."""
     name = CellName.of(record.cell)
-    recorded_tokens = _recorded_tokens(baselines.get(name.plain))
-    # Each access to the answers of a cell of a large run reads them anew.
-    reference: dict[str, dict[str, Observation]] = {}
+    tokens = _recorded(baselines.get(name.plain))
+    drafts = _recorded(baselines.get(name.lineup)) if record.draft_tokens else {}
+    reference, single = _OtherCell(history, name.reference), _OtherCell(history, name.single)
     for o in history.in_order(record.cell):
         if o.scenario == RESCORE:
             continue
@@ -220,12 +226,11 @@ def _rows(
         findings = tuple(found.get(place, ()))
         leg = o.final if not o.cut_short else None
         output = leg.output_ids if leg is not None else None
-        expected = recorded_tokens.get(o.prompt_id) if o.temperature == 0 else None
+        row = tokens.get(o.prompt_id) if o.temperature == 0 else None
+        expected = row.output if row is not None else None
         if expected is None and record.cell != name.reference:
-            if o.scenario not in reference:
-                reference[o.scenario] = history.of(name.reference, scenario=o.scenario)
-            other = reference[o.scenario].get(o.key)
-            expected = other.final.output_ids if other is not None and other.final is not None else None
+            other = reference.answer(o)
+            expected = other.output_ids if other is not None else None
         expected = (expected or ())[: o.most_tokens]
         compared = output is not None and bool(expected)
         parted = parted_at(output or (), expected) if compared else None
@@ -253,16 +258,69 @@ def _rows(
             output or (),
             tuple(_side(o, leg) for leg in o.legs) if certain else (),
             o.error or "",
+            _strip(o, leg, drafts.get(o.prompt_id), single, parted) if leg and _about_drafts(findings) else None,
         )
 
 
-def _recorded_tokens(lookup: Lookup | None) -> dict[str, tuple[int, ...]]:
+class _Recorded(NamedTuple):
+    """What a baseline has of one prompt, without what a page does not show."""
+
+    output: tuple[int, ...]
+    steps: Steps
+
+
+def _recorded(lookup: Lookup | None) -> dict[str, _Recorded]:
     # A baseline that changed since the run was judged counts as none, so that a page cannot lose the verdict.
     with contextlib.suppress(DataError):
         baseline = lookup.baseline if lookup is not None else None
         if baseline is not None:
-            return {key: row.output_ids for key, row in baseline.by_prompt().items()}
+            rows = baseline.by_prompt()
+            return {
+                key: _Recorded(row.output_ids, Steps(row.accepted, False, True, row.drafted or None))
+                for key, row in rows.items()
+            }
     return {}
+
+
+class _OtherCell:
+    """The answers of another cell of the run. Those of a scenario are looked up once, because each access to the
+    answers of a large run reads them anew."""
+
+    def __init__(self, history: History, cell: str) -> None:
+        self.cell = cell
+        self._history = history
+        self._by_scenario: dict[str, dict[str, Observation]] = {}
+
+    def answer(self, o: Observation) -> Leg | None:
+        """Return the answer to the same request there, or None."""
+        if o.scenario not in self._by_scenario:
+            self._by_scenario[o.scenario] = self._history.of(self.cell, scenario=o.scenario)
+        other = self._by_scenario[o.scenario].get(o.key)
+        return other.final if other is not None else None
+
+
+def _about_drafts(findings: Iterable[Finding]) -> bool:
+    return any(isinstance(f.evidence, StepsDifference | DraftsBeside) for f in findings)
+
+
+def _strip(
+    o: Observation, leg: Leg, recorded: _Recorded | None, single: _OtherCell, parted: int | None
+) -> StepStrip | None:
+    """Return the steps of an answer beside those of its baseline, or else of the single engine of its method.
+
+    The baseline is one of whole answers, without a grammar.
+    """
+    references: list[tuple[str, Steps]] = []
+    if recorded is not None and not o.drafts_filtered:
+        steps = recorded.steps
+        if o.most_tokens is not None and steps.drafted is None:
+            steps = steps._replace(accepted=begun_before(steps.accepted, o.most_tokens))
+        references.append(("the baseline", steps))
+    other = single.answer(o) if single.cell != o.cell else None
+    theirs = real_steps(other) if other is not None else None
+    if theirs is not None:
+        references.append((single.cell, theirs))
+    return strip_of(leg, references, parted)
 
 
 def _side(o: Observation, leg: Leg) -> HandOffSide:
@@ -351,8 +409,12 @@ def changes(expected: Sequence[int], output: Sequence[int]) -> list[Stretch]:
 def page_data(prompts: Prompts, tried: Mapping[str, str]) -> dict[str, Any]:
     """Return the rows for the page's script. ``tried`` has the command that repeats a finding, by the finding's id."""
     pool = _Pool()
+    rows = [_as_json(row, pool, tried) for row in prompts.rows]
+    strips = [(row.strip, values) for row, values in zip(prompts.rows, rows, strict=True) if row.strip is not None]
+    for strip, values in strips[:MOST_STRIPS]:
+        values["drafts"] = strip
     return {
-        "rows": [_as_json(row, pool, tried) for row in prompts.rows],
+        "rows": rows,
         "sequences": pool.sequences,
         "pieces": prompts.pieces,
     }

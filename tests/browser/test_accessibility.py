@@ -41,6 +41,14 @@ def test_no_violations(reader: Reader, pages: dict[str, Path], name, pairs):
     assert found == {place: [] for place in found}
 
 
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", PHONE)])
+def test_prompt_with_lost_drafts_has_no_violations(visitor: Visitor, pages: dict[str, Path], scheme, size):
+    page = visitor.open(pages["red"], "#p=pd-dflash%2Fcold%2Fids%2Fp40", viewport=size, color_scheme=scheme)
+    assert page.locator("#prompt .drafts").is_visible()
+    page.evaluate(AXE)
+    assert page.evaluate(_RUN) == []
+
+
 def test_violations_are_noticed(visitor: Visitor, pages: dict[str, Path]):
     """The check above can fail: on a colour, a name and a scrolling region."""
     page = visitor.open(pages["green"])

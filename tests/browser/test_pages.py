@@ -213,6 +213,22 @@ def test_prompt_has_a_link_of_its_own(page: Page, visitor: Visitor, pages: Pages
     expect(again.locator("#prompt")).to_be_hidden()
 
 
+def test_prompt_with_lost_drafts_shows_them_as_its_example_does(visitor: Visitor, pages: Pages):
+    """The drafter of D lost its KV: the answer is right, and every draft is rejected."""
+    page = visitor.open(pages["red"], "#p=pd-dflash%2Fcold%2Fids%2Fp40")
+    strip, example = page.locator("#prompt .drafts"), page.locator(".cause .drafts").first
+    assert strip.get_attribute("aria-label") == example.get_attribute("aria-label")
+    texts = strip.locator("> span").all_inner_texts()
+    assert [t.split() for t in texts[:3]] == [["expected", "found"], ["D"], ["1", "0"]]
+    assert texts == example.locator("> span").all_inner_texts()
+    assert strip.locator("+ .key").inner_text() == example.locator("+ .key").inner_text()
+    assert strip.locator(".hit").count() > 3
+    page.set_viewport_size(PHONE)
+    edges = strip.evaluate("(s) => [...s.children].map((c) => c.getBoundingClientRect().right)")
+    assert max(edges) <= PHONE["width"] and page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    assert float(strip.evaluate("(s) => getComputedStyle(s).fontSize").removesuffix("px")) >= 12
+
+
 @pytest.mark.parametrize("width", [1280, 800, 390])
 def test_bar_at_the_top_covers_no_heading(page: Page, width):
     """It is higher where its fields need two lines, and where it says what is shown; on a phone it stays behind."""

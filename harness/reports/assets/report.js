@@ -139,6 +139,23 @@
       return [...tokens(old, i, "del"), ...tokens(fresh, k, "ins")];
     });
   };
+  // Accepted drafts per step, as StepStrip has them; the page shows those of an example in the same way without scripts.
+  const drafts = ([against, columns, before, after, tookOver, placedBy]) => {
+    const column = (kind, title, ...texts) => el("span", { className: kind, title }, ...texts.map((t) => el("i", {}, t)));
+    const side = (n) => columns.map((c) => c[n]).filter((v) => v !== null).join(", ");
+    const took = tookOver && !before;
+    return [
+      el("p", { className: "drafts", role: "img",
+        ariaLabel: `accepted drafts per step${took ? " since D took over" : ""}: expected (${against}) ${side(1)}; found ${side(2)}` },
+      column("side", "", "expected", "found"),
+      before ? column("side", "", `${before} alike …`) : took ? el("span", { className: "took", title: "D took over" }, "D") : "",
+      ...columns.map(([token, expected, found]) => column(
+        expected !== null && found !== null && expected !== found ? "hit" : "", `${placedBy} ${token}`, expected ?? "", found ?? "")),
+      after ? column("side", "", `… ${after} more`) : ""),
+      el("p", { className: "key" }, `Accepted drafts per step${placedBy === "token" ? ", at the output token where it begins" : ""}: expected (`,
+        bdi(against), ") over found, underlined where they differ.", ...(took ? [" ", el("b", {}, "D"), ": here D took over."] : [])),
+    ];
+  };
   const blocks = (row) => {
     const ids = data.sequences[row.prompt] || [];
     const out = [];
@@ -179,6 +196,7 @@
       row.where ? el("p", {}, "Where: ", bdi(row.where)) : "",
       el("h4", {}, row.diff ? "Answer: expected tokens struck out, found ones underlined" : "Answer"),
       found ? el("p", { className: "diff", tabIndex: 0, role: "region", ariaLabel: "Answer" }, ...apart(found)) : el("p", { className: "soft" }, "none, or not embedded in this page; see the files"),
+      ...(row.drafts ? drafts(row.drafts) : []),
       ...(row.findings || []).map(([check, verdict, message, line]) => el("div", { className: "of" },
         el("p", {}, chip(verdict), " ", el("strong", {}, check), " ", prose(message)), line ? el("p", {}, command(line)) : "")),
       details(`The prompt, block by block`, el("div", { className: "prompt" }, ...blocks(row))),
