@@ -66,6 +66,8 @@ def shares_around(title: str, values: Iterable[float], least: float = 0.1) -> Ax
     low, high = min(found, default=0.0), max(found, default=1.0)
     spare = max(0.0, least - (high - low)) / 2
     fitted = linear(title, [max(0.0, min(low - spare, 1 - least)), min(1.0, max(high + spare, least))])
+    if fitted.low <= 0 and fitted.high >= 1:
+        return shares(title)
     return fitted._replace(ticks=tuple((v, f"{100 * v:.0f} %") for v, _ in fitted.ticks))
 
 
