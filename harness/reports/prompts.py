@@ -217,7 +217,9 @@ def _rows(
     """Yield the rows of a cell; ``doubtful`` are cells and scenarios that have a finding as a whole, or no evidence."""
     name = CellName.of(record.cell)
     tokens = _recorded(baselines.get(name.plain))
-    drafts = _recorded(baselines.get(name.lineup)) if record.draft_tokens else {}
+    # A baseline of a large run takes seconds to read.
+    in_question = any(_about_drafts(findings) for place, findings in found.items() if place[0] == record.cell)
+    drafts = _recorded(baselines.get(name.lineup)) if in_question else {}
     reference, single = _OtherCell(history, name.reference), _OtherCell(history, name.single)
     for o in history.in_order(record.cell):
         if o.scenario == RESCORE:
