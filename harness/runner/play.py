@@ -108,6 +108,9 @@ class Player:
             send = stage.sends[0]
             answer, shared = self._one(send, salts, inner)
             answers = [answer]
+            if any(leg.ended_by_text for leg in answer.legs):
+                # The API server has found a stop string; the engine goes on until it is told.
+                self._session.settle()
             released = None
         else:
             answers, shared, released = self._several(stage, salts)

@@ -45,8 +45,13 @@ def has_reference(cell: CellView) -> bool:
     return watched(cell) and any(
         cell.kv_held.other_answer(o, other) is not None
         for o in cell.all_observations()
+        if _is_answered(o)
         for other in _references(cell).values()
     )
+
+
+def _is_answered(o: Observation) -> bool:
+    return o.error is None and not o.cut_short and o.final is not None
 
 
 def _references(cell: CellView) -> dict[bool, str]:
@@ -127,7 +132,7 @@ def kv_computed(cell: CellView) -> CheckResult:
     findings = list(_unseen(cell, COMPUTED))
     judged = compared = 0
     for o in cell.all_observations():
-        if o.error is not None or o.cut_short or o.final is None:
+        if not _is_answered(o) or o.final is None:
             continue
         cells = 0
         answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())
@@ -241,7 +246,7 @@ def _one_each(findings: list[Finding]) -> list[Finding]:
 
 def _was_handed_over(cell: CellView, o: Observation) -> bool:
     """Return whether a request was answered after a hand-off."""
-    answered = o.error is None and not o.cut_short and o.route == "cell" and o.leg("decode") is not None
+    answered = _is_answered(o) and o.route == "cell" and o.leg("decode") is not None
     return answered and (cell.routed or o.leg(_prefilling(o)) is not None)
 
 

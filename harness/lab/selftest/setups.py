@@ -175,11 +175,13 @@ def _own_profile(profile: Profile, trial: Trial) -> Profile:
 
 
 def _with_target(profile: Profile, other: Profile) -> Profile:
-    """Return the profile with another one's target, and what its answers are judged by."""
+    """Return the profile with another one's target, and what its answers and its KV are judged by."""
     rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "near_tie_nats")}
     judging = profile.judging.model_copy(update=rounding)
     own = _with_engine(profile, hf_overrides=other.engine.hf_overrides)
-    return own.model_copy(update={"target": other.target, "baselines": other.baselines, "judging": judging})
+    return own.model_copy(
+        update={"target": other.target, "baselines": other.baselines, "judging": judging, "witness": other.witness}
+    )
 
 
 def _with_engine(profile: Profile, **settings: object) -> Profile:
