@@ -1,7 +1,7 @@
 """The matrix as pytest items, which share their core with the command line.
 
 The matrix runs once, when the first selected check is set up. UNKNOWN and SUSPECT are errors, KNOWN is an expected
-failure (xfail), and REGRESSION, DRIFT and IMPROVED are failures.
+failure (xfail), and REGRESSION, DRIFT and IMPROVED are failures. A check that turned out not to apply is skipped.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from harness.errors import HarnessError
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.checks.hypothesis_tests import tests_of
-from harness.judging.checks.registry import TEST_NAMES, check_names
-from harness.judging.findings import CheckResult
+from harness.judging.checks.registry import CHECKS, NORMAL_CHECKS, TEST_NAMES, check_names
+from harness.judging.findings import CellVerdict, CheckResult
 from harness.profiles.cells import CellName
 from harness.profiles.load import SHIPPED_PROFILES, shipped_profile_names
 from harness.profiles.model import Profile
@@ -79,7 +79,10 @@ class CellCollector(pytest.Collector):
 
 
 def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
-    """Return the checks that can apply to a cell in a scenario when all cells are selected."""
+    """Return the checks that can apply to a cell in a scenario when all cells are selected.
+
+    A check of the registry may be among them that does not: its item is skipped when the run is judged.
+    """
     name = CellName.of(cell)
     tier = profile.judging.tier
     names = set(check_names(tier))
@@ -102,8 +105,6 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names -= set(TEST_NAMES) - registered
         names -= {"drafts-happened", "request-acceptance"} if name.method == "none" else set()
         return names if rescores else names - {"logprob-trace"}
-    if scenario != COLD:
-        names.discard("acceptance-single")
     if name.method == "none":
         names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
     if name.topology == "single":
@@ -143,6 +144,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _EVIDENCE = ("complete", "state-occurred", "transfer")
 """Checks whose UNKNOWN makes all other checks of the cell and scenario inconclusive."""
+_APPLY = frozenset(check.name for check in (*CHECKS, *NORMAL_CHECKS))
+"""Checks that need not apply to a cell and scenario."""
 
 
 class VerdictError(Exception):
@@ -163,14 +166,19 @@ class CheckItem(pytest.Item):
         return self.parent.name.partition(_SEPARATOR)[2] or COLD
 
     def _results(self) -> tuple[CheckResult, ...]:
-        judged = _outcome(self.session).summary.judgement.cells
+        judged = _judged(self.session)
         return next((c.results for c in judged if (c.cell, c.scenario) == (self.cell, self.scenario)), ())
 
     def _result(self) -> CheckResult:
-        for result in self._results():
+        results = self._results()
+        for result in results:
             if result.check == self.name:
                 return result
-        raise VerdictError(f"UNKNOWN: expected a result of {self.name} for {self.cell}, found none in the run")
+        where = self.parent.name if self.parent is not None else self.cell
+        # Each check of the registry says itself where it applies; one that fails has a result.
+        if results and self.name in _APPLY:
+            pytest.skip(f"{self.name} does not apply to {where} in this run")
+        raise VerdictError(f"UNKNOWN: expected a result of {self.name} for {where}, found none in the run")
 
     def setup(self) -> None:
         result = self._result()
@@ -206,6 +214,11 @@ def _explain(result: CheckResult) -> str:
     if result.found > shown:
         lines.append(f"  … and {result.found - shown} more")
     return "\n".join(lines)
+
+
+def _judged(session: pytest.Session) -> tuple[CellVerdict, ...]:
+    """Return what the checks say of each cell and scenario."""
+    return _outcome(session).summary.judgement.cells
 
 
 def _outcome(session: pytest.Session) -> Outcome:
