@@ -1,46 +1,28 @@
-"""The kinds of scenarios by name."""
+"""The kinds of scenarios by name, each declared in a module of this package."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import pkgutil
+from typing import Any, get_args
 
+from harness import scenarios
 from harness.profiles.scenarios import Scenario
-from harness.scenarios.appended_token import AppendedTokenKind
 from harness.scenarios.base import Kind
-from harness.scenarios.chunked_prefill import ChunkedPrefillKind
-from harness.scenarios.concurrent import ConcurrentKind
-from harness.scenarios.continuation import ContinuationKind
-from harness.scenarios.crowd import CrowdKind
-from harness.scenarios.features import FeaturesKind
-from harness.scenarios.late_pull import LatePullKind
-from harness.scenarios.prefix_hit import PrefixHitKind
-from harness.scenarios.pressure import PressureKind
-from harness.scenarios.recovery import RecoveryKind
-from harness.scenarios.refill import RefillKind
-from harness.scenarios.same_step import SameStepKind
-from harness.scenarios.sampled import SampledKind
-from harness.scenarios.second_prefill import SecondPrefillKind
-from harness.scenarios.shared_block import SharedBlockKind
-from harness.scenarios.trace import TraceKind
 
-KINDS: dict[str, Kind[Any]] = {
-    "appended-token": AppendedTokenKind(),
-    "chunked-prefill": ChunkedPrefillKind(),
-    "concurrent": ConcurrentKind(),
-    "continuation": ContinuationKind(),
-    "crowd": CrowdKind(),
-    "features": FeaturesKind(),
-    "late-pull": LatePullKind(),
-    "prefix-hit": PrefixHitKind(),
-    "pressure": PressureKind(),
-    "recovery": RecoveryKind(),
-    "refill": RefillKind(),
-    "same-step": SameStepKind(),
-    "sampled": SampledKind(),
-    "second-prefill": SecondPrefillKind(),
-    "shared-block": SharedBlockKind(),
-    "trace": TraceKind(),
-}
+for _module in pkgutil.iter_modules(scenarios.__path__, f"{scenarios.__name__}."):
+    importlib.import_module(_module.name)
+
+
+def _name_of(kind: type[Kind[Any]]) -> str:
+    """Return the ``kind`` that profiles name, which the type of the kind's configuration has."""
+    (config,) = get_args(kind.__orig_bases__[0])  # type: ignore[attr-defined]
+    (name,) = get_args(config.model_fields["kind"].annotation)
+    return str(name)
+
+
+# A class that lacks what every kind has cannot be made, so that nothing starts.
+KINDS: dict[str, Kind[Any]] = {_name_of(kind): kind() for kind in Kind.__subclasses__()}
 """By the ``kind`` that a profile names."""
 
 

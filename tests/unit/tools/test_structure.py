@@ -11,6 +11,11 @@ def test_a_class_name_means_one_thing():
     assert structure.names_used_twice() == {}
 
 
+def test_a_kind_of_scenario_is_told_apart_at_home_alone():
+    """What a kind does differently is a method of its class."""
+    assert structure.kinds_told_apart() == []
+
+
 def test_only_code_counts_as_logic():
     source = (
         '"""Doc."""\n\nimport os\n\n\ndef f():\n    """Doc\n    again."""\n    # why\n    return [\n        1,\n    ]\n'

@@ -96,8 +96,8 @@ def test_a_next_turn_that_goes_on_otherwise_repeats_the_whole_answer():
 
 def test_the_full_profile_has_every_scenario_of_the_plain_one():
     full = {s.id: s for s in load_profile("cpu-full").scenarios}
-    more = {"never-pulled", "second-branch", "abandoned-prefill", "appended-token-aligned", "appended-token-cold"}
-    assert [i for i in full if i not in more | {"restarted-p", "second-p"}] == [s.id for s in PROFILE.scenarios]
+    plain = [s.id for s in PROFILE.scenarios]
+    assert [i for i in full if i in plain] == plain and len(full) > len(plain)
     assert [s.id for s in PROFILE.scenarios if full[s.id] != s] == [
         "prefix-hit",
         "prefix-hit-on-p",
@@ -649,6 +649,81 @@ def test_pool_of_unknown_size_proves_nothing():
     made = [in_scenario("single-none", "refill", p) for p in ("before", "fill0", "subject")]
     engines = (engine("single-none", "single", kv_blocks=None),)
     assert proof(made, REFILL, "single-none", engines).verdict is Verdict.UNKNOWN
+
+
+LATE = {"id": "late", "kind": "late-pull", "prompts": ["p96"], "fill": ["p65"]}
+
+
+@pytest.mark.parametrize(("computed", "verdict"), [(992.0, Verdict.PASS), (65.0, Verdict.UNKNOWN)])
+def test_a_pull_is_late_when_p_has_used_its_whole_pool(computed, verdict):
+    counters = {"prompt_tokens_local_compute": computed}
+    fill = with_prefill(in_scenario("pd-none", "late", "fill0", 65), counters=counters)
+    engines = (engine("pd-none", "prefill"), engine("pd-none", "decode"))
+    assert proof([in_scenario("pd-none", "late", "subject"), fill], LATE, "pd-none", engines).verdict is verdict
+
+
+SHARED = {"id": "shared", "kind": "shared-block", "first": "p96", "bridge": "p65", "second": "p40"}
+
+
+@pytest.mark.parametrize(
+    ("again", "subject", "verdict"),
+    [
+        (64.0, 32.0, Verdict.PASS),
+        (0.0, 32.0, Verdict.UNKNOWN),
+        (64.0, 0.0, Verdict.UNKNOWN),
+        # More than the bridge has in common with it: a block that hangs on what another prompt began with.
+        (64.0, 64.0, Verdict.REGRESSION),
+    ],
+)
+def test_a_shared_block_is_found_behind_its_own_beginning_alone(again, subject, verdict):
+    found = {"donor": (96, 0.0), "again": (96, again), "bridge": (65, 0.0), "subject": (40, subject)}
+    made = [
+        in_scenario("single-none", "shared", part, tokens, {"prefix_hits": hits})
+        for part, (tokens, hits) in found.items()
+    ]
+    assert proof(made, SHARED, "single-none").verdict is verdict
+
+
+SAMPLED = {"id": "sampled", "kind": "sampled", "prompts": ["p96"], "temperature": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "baselines", "verdict"),
+    [
+        (0.2, lookups([96]), Verdict.PASS),
+        (0.0, lookups([96]), Verdict.UNKNOWN),
+        # The margin of 9 nats forces nothing here.
+        (2.0, lookups([96]), Verdict.UNKNOWN),
+        (0.2, {}, Verdict.UNKNOWN),
+    ],
+)
+def test_sampling_is_on_and_margins_force_every_token(temperature, baselines, verdict):
+    made = history(
+        [in_scenario("single-none", "sampled", "subject", temperature=temperature)],
+        scenarios=[SAMPLED],
+        engines=(engine("single-none", "single"),),
+    )
+    found = preconditions.state_occurred(view(made, "single-none", baselines, scenario="sampled"))
+    assert found.verdict is verdict, found.findings
+
+
+FEATURES = {"id": "features", "kind": "features", "prompts": ["p96"]}
+
+
+@pytest.mark.parametrize(
+    ("feature", "answer", "verdict"),
+    [
+        ("stop-token", {"finish_reason": "stop"}, Verdict.PASS),
+        ("stop-token", {"finish_reason": "length"}, Verdict.UNKNOWN),
+        ("stop-string", {"finish_reason": "stop", "stop_reason": "w7"}, Verdict.PASS),
+        ("stop-string", {"finish_reason": "stop", "stop_reason": 7}, Verdict.UNKNOWN),
+        ("prompt-logprobs", {"prompt_logprobs": (None, -0.1)}, Verdict.PASS),
+        ("prompt-logprobs", {}, Verdict.UNKNOWN),
+    ],
+)
+def test_a_feature_shows_in_the_answer(feature, answer, verdict):
+    made = change_final(in_scenario("single-none", "features", feature, feature=feature), **answer)
+    assert proof([made], FEATURES, "single-none").verdict is verdict
 
 
 PRESSURE = {"id": "pressure", "kind": "pressure", "load": ["p96", "p65"], "waiting": {"donor": "p96", "subject": "p96"}}
