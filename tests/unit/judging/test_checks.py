@@ -282,6 +282,21 @@ def test_reference_without_answer_is_unknown():
     assert tokens.tokens_reference(view(pair, "pd-none")).verdict is Verdict.UNKNOWN
 
 
+def test_pd_is_held_to_its_single_engine_unless_it_says_what_is_right():
+    """Where an expected failure excuses both, they must fail alike."""
+
+    def judged(pd, single):
+        plain = observation("single-none", 40)
+        return tokens.tokens_single(view(history([pd, single, plain]), "pd-eagle3")).verdict
+
+    pd, single = observation("pd-eagle3", 40), observation("single-eagle3", 40)
+    assert judged(pd, single) is Verdict.PASS
+    assert judged(garbled(pd), garbled(single)) is Verdict.PASS
+    assert judged(pd, garbled(single)) is Verdict.PASS
+    assert judged(garbled(pd), single) is Verdict.REGRESSION
+    assert judged(garbled(pd), garbled(single, at=5)) is Verdict.REGRESSION
+
+
 def test_missing_baseline_is_unknown_with_its_reason():
     cell = view(
         history([observation("single-none")]),

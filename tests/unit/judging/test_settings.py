@@ -48,3 +48,22 @@ def test_right_answers_of_another_engine_do_not_pass():
     (cell,) = judge(asked({"model_runner": "V1"}, model_runner="V2"), lookups([40])).cells
     assert cell.verdict is Verdict.UNKNOWN
     assert [r.check for r in cell.results if r.verdict is not Verdict.PASS] == ["engine-as-asked"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "scenario", "applies"),
+    [
+        ("auto", {"kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p40", "subject": "p40"}]}, True),
+        # Registered tests judge prompts that are drawn by number.
+        ("auto", {"kind": "prefix-hit", "where": "decode", "pairs": 2}, False),
+        ("normal", {"kind": "prefix-hit", "where": "decode", "pairs": [{"donor": "p40", "subject": "p40"}]}, False),
+    ],
+)
+def test_a_state_that_only_equal_runs_can_judge_is_unknown_where_engines_do_not_repeat(tier, scenario, applies):
+    made = history([observation("single-none", scenario="hit")], scenarios=[{"id": "hit", **scenario}])
+    made = with_profile(made, judging={"tier": tier})
+    cell = view(made, "single-none", scenario="hit")
+    assert settings.needs_repeats(cell) is applies
+    assert settings.needs_repeats(view(made, "single-none")) is False
+    result = settings.engines_repeat(cell)
+    assert result.verdict is Verdict.UNKNOWN and "by which hit is judged" in result.findings[0].message
