@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -23,7 +24,7 @@ from harness.lab.selftest.outcome import classify_kill, first_caught
 from harness.lab.selftest.report import render_markdown, write_selftest
 from harness.lab.selftest.run import SelfTester
 from harness.lab.selftest.setups import choose_prompts, make_setups, select_trials, trial_works
-from harness.mutants import LOG_MARK, hooks
+from harness.mutants import LOG_MARK, families, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
@@ -236,8 +237,33 @@ def test_engines_that_are_injected_import_the_standard_library_alone():
     assert loaded <= sys.stdlib_module_names
 
 
+def family_of(mutant: str) -> str:
+    """The module that declares a mutant."""
+    modules = Path(families.__path__[0]).glob("*.py")
+    (found,) = (m for m in modules if re.search(rf'Mutant\(\s*"{mutant}"', m.read_text()))
+    return str(found.relative_to(REPOSITORY))
+
+
 def test_every_mutant_of_an_engine_has_a_patch_and_no_other_has_one():
-    assert {p.mutant for p in hooks.PATCHES} == {m.id for m in MUTANTS.values() if m.place not in ("client", "command")}
+    patched = {p.mutant for p in hooks.PATCHES}
+    wanted = {m.id for m in MUTANTS.values() if m.place not in ("client", "command")}
+    lost = [f"{family_of(mutant)}: expected a patch of {mutant}" for mutant in sorted(wanted - patched)]
+    assert lost == [], "; ".join(lost)
+    assert patched == wanted
+
+
+def test_the_page_tells_of_every_mutant():
+    page = (REPOSITORY / "docs" / "mutants.md").read_text()
+    table = page.split("| id | defect |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    told = [row.split("|")[1].strip() for row in table]
+    lost = [mutant for mutant in MUTANTS if mutant not in told]
+    assert lost == [], f"docs/mutants.md: expected a row for {', '.join(lost)}"
+    assert told == list(MUTANTS)
+
+
+def test_the_readme_says_how_many_mutants_there_are():
+    (said,) = re.findall(r"puts (\d+) bugs back", (REPOSITORY / "README.md").read_text())
+    assert int(said) == len(MUTANTS), f"README.md: expected {len(MUTANTS)} bugs (mutants), found {said}"
 
 
 def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_path):
