@@ -15,6 +15,9 @@ from harness.scenarios.proving import computed_before
 class AppendedTokenKind(Kind[AppendedToken]):
     needs = frozenset({"donor", "subject"})
 
+    def needed(self, config: AppendedToken) -> frozenset[str]:
+        return self.needs - (frozenset() if config.donor else {"donor"})
+
     def stages(
         self, config: AppendedToken, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]
     ) -> list[list[Stage]]:
@@ -41,6 +44,8 @@ class AppendedTokenKind(Kind[AppendedToken]):
     def gaps(self, config: AppendedToken, seen: Occurrence) -> Iterator[Gap]:
         """Prove that D had blocks of the earlier prompt cached; what P and D were asked, the echoed prompts prove."""
         cell, parts = seen.cell, seen.parts
+        if config.donor is None:
+            return iter(())
         return computed_before(cell, parts["donor"], parts["subject"], cell.answering)
 
 

@@ -120,6 +120,10 @@ class Kind(ABC, Generic[C]):
     needs: frozenset[str] = frozenset()
     """Parts of the script without which a proof has nothing to say."""
 
+    def needed(self, config: C) -> frozenset[str]:
+        """Return those of ``needs`` that this scenario sends."""
+        return self.needs
+
     @abstractmethod
     def stages(self, config: C, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
         """Return the stages of each run through the scenario. Raises KeyError for a prompt that ``prompts`` lacks.

@@ -126,7 +126,7 @@ def take_note(
     ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
     said = list(range(answer)) if isinstance(answer, int) else list(answer)
     name = f"cmpl-{request}-0-0a1b2c3d"
-    witness.requests[name] = plugin.Request(ids, len(ids), 1)
+    witness.requests[name] = plugin.WatchedRequest(ids, len(ids), 1)
     witness.take(name, [runner.blocks], len(ids) if moment == "begin" else 0)
     if moment == "begin":
         given = None if received is None else [[runner.blocks[i] for i in received]]

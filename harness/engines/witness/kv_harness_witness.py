@@ -138,7 +138,7 @@ class Block:
         """int64 [layers, 2, cells, heads], once a request that held it has ended or was preempted."""
 
 
-class Request:
+class WatchedRequest:
     """A request under way: its tokens and its blocks."""
 
     def __init__(self, tokens: Sequence[int], prompt: int, groups: int) -> None:
@@ -159,7 +159,7 @@ class Witness:
         """Describe the layers of ``runner``, whose caches exist."""
         self._writer = writer
         self.groups: list[Group] = []
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, WatchedRequest] = {}
         self._pool: dict[int, Block] = {}
         """What each block is now. All groups share one pool."""
         self._kept: collections.OrderedDict[Block, None] = collections.OrderedDict()
@@ -271,7 +271,7 @@ class Witness:
             if answers:
                 self._writer.put(functools.partial(_row, {**row, "moment": "answer", "first": behind}, answers))
 
-    def _still_held(self, request: Request, group: int) -> list[int]:
+    def _still_held(self, request: WatchedRequest, group: int) -> list[int]:
         """Return the blocks of a request with the null block for those that a window has left and another took."""
         blocks = zip(request.blocks[group], request.held[group], strict=True)
         return [block if self._pool.get(block) is held else _NULL_BLOCK for block, held in blocks]
@@ -342,7 +342,7 @@ def _fills_by_nixl_alone(runner: Any) -> bool:
     return config is None or str(config.kv_connector).startswith("Nixl")
 
 
-def _kept(request: Request, group: Group, hits: Sequence[int]) -> dict[str, Any]:
+def _kept(request: WatchedRequest, group: Group, hits: Sequence[int]) -> dict[str, Any]:
     """Return what those of a request's blocks that the prefix cache found held when they were filled, and which of them
     were filled for other tokens."""
     names, held = _names(request.tokens, group.block_size), request.held[group.number]
@@ -531,7 +531,7 @@ def _ended(runner: Any, step: Any) -> None:
         witness.end(id_, _computed(runner, id_, witness.requests[id_]), noted=id_ not in preempted)
 
 
-def _computed(runner: Any, id_: str, request: Request) -> Sequence[int]:
+def _computed(runner: Any, id_: str, request: WatchedRequest) -> Sequence[int]:
     """Return the tokens of a request that have KV: all but the last one of its answer."""
     tokens = _tokens_v1(runner, id_) if hasattr(runner, "requests") else _tokens_v2(runner, id_)
     if tokens is None:
@@ -562,13 +562,13 @@ def _begun(runner: Any, step: Any) -> None:
     for new in step.scheduled_new_reqs:
         tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids or ()
         prompt = len(new.prompt_token_ids or ())
-        witness.requests[new.req_id] = Request(tokens, prompt, len(witness.sizes))
+        witness.requests[new.req_id] = WatchedRequest(tokens, prompt, len(witness.sizes))
         begun.append((new.req_id, new.block_ids, new.num_computed_tokens))
     for id_, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
         if id_ in cached.resumed_req_ids:
             tokens = _tokens_v1(runner, id_) or ()
             prompt = runner.requests[id_].num_prompt_tokens
-            witness.requests[id_] = Request(tokens, prompt, len(witness.sizes))
+            witness.requests[id_] = WatchedRequest(tokens, prompt, len(witness.sizes))
             begun.append((id_, blocks or [], count))
         elif blocks is not None and id_ in witness.requests:
             witness.take(id_, blocks, 0)

@@ -42,7 +42,7 @@ def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
     if config is None:
         raise ValueError(f"scenario {cell.scenario} is not part of the recorded profile")
     kind = kind_of(config)
-    if missing := sorted(kind.needs - parts.keys()):
+    if missing := sorted(kind.needed(config) - parts.keys()):
         message = f"expected answers of {', '.join(missing)}, which prove that the state occurred, found none"
         return [Gap(next(iter(parts.values())), message)]
     return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell))))

@@ -233,7 +233,7 @@ class TestPrefixCache:
         assert kept is not None and (kept.blocks, kept.foreign) == ((0, 1), (1,))
 
     def test_a_block_that_another_request_has_taken_is_that_ones(self, tmp_path, runner, witness) -> None:
-        witness.requests["cmpl-c-0"] = plugin.Request([5] * 64, 64, 1)
+        witness.requests["cmpl-c-0"] = plugin.WatchedRequest([5] * 64, 64, 1)
         witness.take("cmpl-c-0", [runner.blocks[1:2]], 0)
         take_note(witness, runner, "b", "begin", PROMPT)
         kept = _kept(tmp_path)
@@ -255,9 +255,9 @@ class TestPrefixCache:
         assert kept is not None and kept.blocks == (1,)
 
     def test_a_block_that_a_window_left_and_another_took_does_not_count(self, tmp_path, runner, witness) -> None:
-        witness.requests["cmpl-w-0"] = plugin.Request(range(PROMPT), PROMPT, 1)
+        witness.requests["cmpl-w-0"] = plugin.WatchedRequest(range(PROMPT), PROMPT, 1)
         witness.take("cmpl-w-0", [runner.blocks], 0)
-        witness.requests["cmpl-c-0"] = plugin.Request([5] * 64, 64, 1)
+        witness.requests["cmpl-c-0"] = plugin.WatchedRequest([5] * 64, 64, 1)
         witness.take("cmpl-c-0", [runner.blocks[:1]], 0)
         witness.end("cmpl-w-0", range(PROMPT))
         (found,) = KVWitness(tmp_path).noted("w", "decode", "end")
