@@ -74,6 +74,7 @@ def profile(tier: str, **judging: object) -> Profile:
             "methods": [m.model_dump(mode="json") for m in PROFILE.methods if m.kind in ("none", "eagle3", "mtp")],
             "exclude": [{"cells": "pd-none", "reason": "to keep it small"}],
             "scenarios": [],
+            "witness": "off",
             "judging": {**chosen, "must_detect_stratum_points": None, "must_detect_alone_points": 100, **judging},
         }
     )

@@ -31,6 +31,7 @@ class FakeSession:
     ready_seconds = 1.0
     lock = threading.Lock()
     folder = Path("no-engines")
+    notes = None
     third = staticmethod(lambda: None)
     """Called when three groups are up."""
 

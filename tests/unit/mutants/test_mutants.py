@@ -454,7 +454,7 @@ def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.runner.record_cells.run_cell", breaks)
     prepared = prepare("cpu", [])
     setup = make_setups(select_trials(["M1"], quick=False), prepared.profile, prepared.prompts)[0]
-    session = SimpleNamespace(switch=lambda *_: None, records=lambda: (), folder=Path("no-engines"))
+    session = SimpleNamespace(switch=lambda *_: None, records=lambda: (), folder=Path("no-engines"), notes=None)
     tester = SelfTester(prepared, ENVIRONMENT, tmp_path, Reporter(1.0))
     with pytest.raises(HandoffError):
         tester._trial(setup.trials[0], setup, session, tmp_path)

@@ -21,6 +21,14 @@ def test_defaults_are_those_of_the_schema(defaults, schema):
     assert Profile.model_fields["witness"].default == recorded_profile.WITNESS_DEFAULT
 
 
+def _but_what_is_fetched(profile: Profile) -> dict:
+    """The profile without why the model of a package is not on this machine."""
+    dumped = profile.model_dump(mode="json")
+    if isinstance(dumped["target"], dict):
+        dumped["target"].pop("reason", None)
+    return dumped
+
+
 @pytest.mark.parametrize("name", ["cpu", "cpu-v2", "cpu-layouts", "smollm2", "gpu"])
 def test_what_is_recorded_reads_as_the_profile_itself(name):
     profile = load_profile(name)
@@ -36,7 +44,8 @@ def test_what_is_recorded_reads_as_the_profile_itself(name):
         assert ours.on_gpu == (engine.device == "gpu")
         assert [recorded.scenario(s.id) for s in part.scenarios] == list(part.scenarios)
         assert all(recorded.traits(m.kind) == m.traits for m in part.methods)
-    assert RecordedProfile({**profile.model_dump(mode="json"), "source": "x"}).as_profile() == profile
+    again = RecordedProfile({**profile.model_dump(mode="json"), "source": "x"}).as_profile()
+    assert _but_what_is_fetched(again) == _but_what_is_fetched(profile)
 
 
 def test_an_older_record_has_the_bounds_of_its_time():
