@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from harness.history.records import Observation
@@ -58,7 +59,7 @@ def kv_finding(
 
 def _by_layer(found: KVComparison) -> Iterator[KVOfLayers]:
     """Yield what differs in each layer, taking together those that follow each other and differ alike."""
-    layers = list(dict.fromkeys(p.layer.name for p in found.places))
+    layers = _in_order(p.layer.name for p in found.places)
     for alike, group in groupby(layers, lambda layer: _of_layer(found, layer)):
         keys, values, zeros = alike
         yield KVOfLayers(layers=tuple(group), keys=keys, values=values, zeros=zeros)
@@ -74,7 +75,7 @@ def _of_layer(found: KVComparison, layer: str) -> tuple[tuple[int, ...], tuple[i
 
 def _where(found: KVComparison, count: int, whose: str) -> str:
     """Return in words which KV differs, and what stands there instead."""
-    layers = list(dict.fromkeys(p.layer.name for p in found.places))
+    layers = _in_order(p.layer.name for p in found.places)
     kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
     heads = sorted({h for p in found.places for h in p.heads})
     some = all(p.heads for p in found.places) and bool(heads)
@@ -86,6 +87,12 @@ def _where(found: KVComparison, count: int, whose: str) -> str:
         f"(tokens {ranges(found.tokens)})" if found.tokens else "",
     ]
     return " ".join(p for p in parts if p) + _instead(found, whose)
+
+
+def _in_order(layers: Iterable[str]) -> list[str]:
+    """Return the names of layers once each, by their numbers: groups of unlike layers come one after the other."""
+    numbered = {layer: [int(n) for n in re.findall("[0-9]+", layer)] for layer in layers}
+    return sorted(numbered, key=lambda layer: (re.sub("[0-9]+", "", layer), numbered[layer]))
 
 
 def _layers(layers: list[str]) -> str:
