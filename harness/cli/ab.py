@@ -12,6 +12,7 @@ from harness.cli.options import (
     KeyVariableOption,
     OutOption,
     Selection,
+    ServedModelOption,
     key_in,
     make_console,
 )
@@ -37,6 +38,7 @@ def ab_command(
     engine_arg: EngineArgOption = None,
     engine_env: EngineEnvOption = None,
     key_variable: KeyVariableOption = None,
+    model: ServedModelOption = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Did the change break it? Run the same cells on two vLLMs and judge the second by the first; needs no baseline.
@@ -54,6 +56,8 @@ def ab_command(
             "--base can be; record servers with `harness run --single`, and compare with `harness check --against`"
         )
     url = base is not None and base.startswith(addresses)
+    if model is not None and not url:
+        raise UsageError(f"--model {model} names a model of a server that runs already; give its address as --base")
     if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
             f"expected another --head than --base, or --engine-arg or --engine-env, found {head or 'none of them'}"
@@ -71,7 +75,7 @@ def ab_command(
         reporter.line(f"2 × {counted(len(prepared.plan.cells), 'cell')}, {counted(prepared.requests, 'request')} each")
         device = prepared.profile.engine.device
         if base is not None and url:
-            before, base = attached(prepared, base, key_in(key_variable)), None
+            before, base = attached(prepared, base, key_in(key_variable), model), None
         else:
             python = engine_python("--base", base, device, reporter.line) if base is not None else None
             before = started("base", prepared, python, NO_FLAGS)

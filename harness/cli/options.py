@@ -171,6 +171,15 @@ KeyVariableOption = Annotated[
         help="Environment variable with the key of these servers.",
     ),
 ]
+ServedModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        rich_help_panel=ATTACH,
+        help="The model to ask for, where a server lists several, such as LoRA adapters.",
+    ),
+]
 
 RunDir = Annotated[Path, _run_argument("reports/latest")]
 GivenRunDir = Annotated[Path, _run_argument()]

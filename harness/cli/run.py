@@ -20,6 +20,7 @@ from harness.cli.options import (
     MutantOption,
     ProfileOption,
     QuickSelection,
+    ServedModelOption,
     StrictOption,
     key_in,
     make_console,
@@ -75,6 +76,7 @@ class ServerOptions(NamedTuple):
             help="Judge the servers' KV, too, by what their plugin notes in this folder (docs/kv-witness.md).",
         ),
     ] = None
+    model: ServedModelOption = None
 
     @property
     def urls(self) -> dict[Role, str]:
@@ -83,7 +85,7 @@ class ServerOptions(NamedTuple):
         return {role: url for role, url in given.items() if url}
 
     def require_whole(self) -> None:
-        """Raise UsageError for a router whose servers are not told."""
+        """Raise UsageError for a router whose servers are not told, and for a model or notes without a server."""
         if self.witness_notes is not None and not self.urls:
             raise UsageError(
                 "--witness-notes is for servers that run already; name them (--prefill, --decode, --single), or leave "
@@ -93,6 +95,11 @@ class ServerOptions(NamedTuple):
             raise UsageError(
                 f"--witness-notes {self.witness_notes}: expected the folder that the servers were started with as "
                 "KV_HARNESS_WITNESS, found no folder; correct the path"
+            )
+        if self.model is not None and not self.urls:
+            raise UsageError(
+                f"--model {self.model} names a model of servers that run already; add their addresses (--prefill and "
+                "--decode, or --single), or leave it out: engines that are started have the models of the profile"
             )
         if self.router is not None and not (self.prefill and self.decode):
             raise UsageError(
@@ -265,9 +272,12 @@ def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) 
             f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
         )
     key = key_in(servers.key_variable)
-    found = {role: look_at(role, url, key)._replace(notes=servers.witness_notes) for role, url in servers.urls.items()}
+    found = {
+        role: look_at(role, url, key, servers.model)._replace(notes=servers.witness_notes)
+        for role, url in servers.urls.items()
+    }
     pair = [server for role, server in found.items() if role != "single"]
-    router = look_at_router(servers.router, key, pair) if servers.router is not None else None
+    router = look_at_router(servers.router, key, pair, servers.model) if servers.router is not None else None
     executor = AttachedExecutor(found, router)
     executor.require_fit(prepared.plan, prepared.profile)
     return executor

@@ -49,8 +49,8 @@ def started(name: str, prepared: Prepared, python: str | None, flags: EngineFlag
     return Side(name, prepared, words, RunOptions(environment=environment))
 
 
-def attached(prepared: Prepared, url: str, key: ApiKey | None) -> Side:
-    """Return base as a server that runs already, which is asked the single cells.
+def attached(prepared: Prepared, url: str, key: ApiKey | None, model: str | None = None) -> Side:
+    """Return base as a server that runs already, which is asked the single cells; ``model`` where it lists several.
 
     Raises UsageError unless it answers, and has the settings of the profile, and the cells are those without
     speculation: the others are judged by the plain engine, too, and a server is one engine.
@@ -64,7 +64,7 @@ def attached(prepared: Prepared, url: str, key: ApiKey | None) -> Side:
         )
     works = tuple(w for w in prepared.works if w.cell in cells)
     alone = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
-    executor = AttachedExecutor({"single": look_at("base", url, key)})
+    executor = AttachedExecutor({"single": look_at("base", url, key, model)})
     executor.require_fit(alone.plan, prepared.profile)
     environment = executor.environment(prepared.profile)
     return Side("base", alone, url, RunOptions(executor=executor, environment=environment))

@@ -21,6 +21,7 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import HoldsNothing
 from harness.engines.http import get
 from harness.engines.inventory import Inventory
+from harness.engines.listed_models import TIMEOUT_S, listed_models, trouble
 from harness.engines.places import Places
 from harness.engines.server_info import ServerInfo, ask
 from harness.errors import EngineDiedError, UsageError
@@ -30,12 +31,13 @@ from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Device, Placement
 
-_TIMEOUT_S = 10.0
+READY_S = 20.0
+"""Seconds in which a server that runs already must show that it is ready: it has loaded its model long ago."""
 _NODE = "attached"
 _LARGEST_PORT = 65535
 _PROBED = {PAUSE: "/pause", RESET_PREFIX_CACHE: "/reset_prefix_cache"}
 """What a server offers with VLLM_SERVER_DEV_MODE=1 alone."""
-_NO_SUCH_PATH = ("status 404", "status 405")
+_NO_SUCH_PATH = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
 _GIB = 1e6
 """Memory of the imaginary devices that attached servers are scheduled on: enough for any engine."""
 
@@ -69,31 +71,32 @@ class Front(NamedTuple):
     """Whether it told that name; a bare proxy, as vLLM's tests have one, passes on the one that P and D know."""
 
 
-def look_at(option: str, url: str, key: ApiKey | None) -> Server:
-    """Ask a server for its model, version and settings. Raises UsageError when it does not answer as vLLM does."""
+def look_at(option: str, url: str, key: ApiKey | None, wanted: str | None = None) -> Server:
+    """Ask a server for its model, version and settings; ``wanted`` is the model to ask for where it lists several.
+
+    Raises UsageError when it does not answer as vLLM does, or does not list the model, or several without ``wanted``.
+    """
     root, headers = _root(option, url), _headers(key)
-    model, found = _served(root, headers)
-    if not model:
-        raise UsageError(_unserved(option, url, found))
+    model = listed_models(root, headers).choose(option, url, wanted)
+    _require_health(option, root, headers)
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
-        version = str(get(f"{root}/version", headers, _TIMEOUT_S).json()["version"]).partition("+")[0]
+        version = str(get(f"{root}/version", headers, TIMEOUT_S).json()["version"]).partition("+")[0]
     info = ask(root, headers)
     surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
     return Server(option, root, key, model, version, surfaces, info)
 
 
-def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Front:
-    """Ask a router for its model. Raises UsageError when it does not answer, or names none and P and D different ones.
+def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server], wanted: str | None = None) -> Front:
+    """Ask a router for its model. Raises UsageError as ``look_at`` does, and when it lists none and P and D have
+    different names for theirs.
 
     That it hands off between these P and D is shown by their counters alone.
     """
     root = _root("router", url)
-    model, found = _served(root, _headers(key))
-    if model:
-        return Front(root, key, model)
-    if found not in _NO_SUCH_PATH:
-        raise UsageError(_unserved("router", url, found))
+    listed = listed_models(root, _headers(key))
+    if not listed.has_no_list:
+        return Front(root, key, listed.choose("router", url, wanted))
     names = sorted({server.model for server in behind})
     if len(names) > 1:
         raise UsageError(
@@ -101,6 +104,17 @@ def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server]) -> Fr
             f"/v1/models, found {' and '.join(names)}; start both with the same --served-model-name"
         )
     return Front(root, key, names[0], lists_model=False)
+
+
+def _require_health(option: str, root: str, headers: Mapping[str, str]) -> None:
+    """Raise UsageError for a server without the path by which the harness sees that it is still there."""
+    with contextlib.suppress(httpx.HTTPError):
+        status = get(f"{root}/health", headers, TIMEOUT_S).status_code
+        if status in _NO_SUCH_PATH:
+            raise UsageError(
+                f"--{option} {root}: expected vLLM's path /health, found status {status}; give the address of vLLM's "
+                "own server, or let the proxy in front of it pass /health on"
+            )
 
 
 def _root(option: str, url: str) -> str:
@@ -119,33 +133,10 @@ def _headers(key: ApiKey | None) -> Mapping[str, str]:
     return key.headers if key is not None else {}
 
 
-def _served(root: str, headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return the model that a server lists first, "" if it lists none, and what it answered, in words."""
-    try:
-        answer = get(f"{root}/v1/models", headers, _TIMEOUT_S)
-        found = f"status {answer.status_code}"
-        return (str(answer.json()["data"][0]["id"]) if answer.status_code == httpx.codes.OK else ""), found
-    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        return "", f"{type(error).__name__}: {error}"
-
-
-_REMEDIES = {
-    "CERTIFICATE_VERIFY_FAILED": "name the file with the certificate of its authority in SSL_CERT_FILE",
-    "status 401": "name the variable with its key (--key-variable)",
-    "ConnectError": "start it",
-}
-_NO_MODEL = "name the address of vLLM's server"
-
-
-def _unserved(option: str, url: str, found: str) -> str:
-    remedy = next((words for part, words in _REMEDIES.items() if part in found), _NO_MODEL)
-    return f"--{option} {url}: expected a server that lists its model at /v1/models, found {found}; {remedy}"
-
-
 def _has(url: str, headers: Mapping[str, str]) -> bool:
     """Return whether a path that is to be posted to exists: then it refuses to be read with another status than 404."""
     with contextlib.suppress(httpx.HTTPError):
-        return get(url, headers, _TIMEOUT_S).status_code != httpx.codes.NOT_FOUND
+        return get(url, headers, TIMEOUT_S).status_code != httpx.codes.NOT_FOUND
     return False
 
 
@@ -191,14 +182,21 @@ class AttachedEngine:
         log_path.write_text(f"attached to {server.url}, whose log is kept where it was started\n", encoding="utf-8")
 
     def alive(self) -> bool:
+        return not self._ailing()
+
+    def _ailing(self) -> str:
+        """Return what the server answers instead of its health; "" when it is well."""
         try:
-            return get(f"{self.url}/health", {}, _TIMEOUT_S).status_code < httpx.codes.INTERNAL_SERVER_ERROR
-        except httpx.HTTPError:
-            return False
+            status = get(f"{self.url}/health", {}, TIMEOUT_S).status_code
+        except httpx.HTTPError as error:
+            return trouble(error)
+        return "" if status < httpx.codes.INTERNAL_SERVER_ERROR else f"status {status}"
 
     def require_alive(self) -> None:
-        if not self.alive():
-            raise EngineDiedError(f"expected {self.url} to answer /health, found that it does not any more")
+        if found := self._ailing():
+            raise EngineDiedError(
+                f"expected {self.url}/health to answer, found {found}; see the log of the server where it was started"
+            )
 
     def python_processes(self) -> list[int]:
         return []

@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 
 from harness.engines.api_key import require_guarded
-from harness.engines.attached import AttachedEngine
+from harness.engines.attached import READY_S, AttachedEngine
 from harness.engines.client import Sampling
 from harness.engines.launcher import Launcher, Progress
+from harness.engines.listed_models import trouble
 from harness.engines.mutation import Mutation
 from harness.engines.request import Ask, Exchange, new_id
 from harness.errors import EngineStartError, HandoffError
@@ -23,6 +24,8 @@ from harness.profiles.model import Profile
 
 _POLL_S = 0.25
 _HANDSHAKE_PAUSE_S = 2.0
+_QUIET_S = 15.0
+"""Seconds of waiting after which it is said what is waited for."""
 
 
 class Readiness:
@@ -48,16 +51,23 @@ class Readiness:
         Raises EngineStartError when one is not ready in time or another server took its port, EngineDiedError when one
         ends, MutantRefusedError when a mutant ended it.
         """
-        waiting = list(roles)
+        begun = time.monotonic()
+        waiting = {role: self._deadline(role, begun, deadline) for role in roles}
+        told = False
         while waiting:
             self._require_alive()
-            for role in [r for r in waiting if self.is_ready(r)]:
-                waiting.remove(role)
-                self.seconds[role] = time.monotonic() - self._launcher.processes[role].started
-                self._progress(f"{self._group.id}: {role} engine ready after {self.seconds[role]:.0f} s")
-                ready(role)
-            if waiting and time.monotonic() > deadline:
-                self._raise_not_ready(waiting[0])
+            lacking = {role: self.lacks(role) for role in waiting}
+            for role, reason in lacking.items():
+                if not reason:
+                    del waiting[role]
+                    self._note_ready(role)
+                    ready(role)
+                elif time.monotonic() > waiting[role]:
+                    self._raise_not_ready(role, reason)
+            if waiting and not told and time.monotonic() > begun + _QUIET_S:
+                told = True
+                words = "; ".join(f"{role} engine: {reason}" for role, reason in lacking.items() if reason)
+                self._progress(f"{self._group.id}: waiting for the {words}")
             if waiting:
                 time.sleep(_POLL_S)
         for role, process in self._launcher.processes.items():
@@ -65,6 +75,15 @@ class Readiness:
                 # Who may ask it was decided where it was started.
                 continue
             require_guarded(process.url, f"the {role} engine of {self._group.id}")
+
+    def _deadline(self, role: Role, begun: float, deadline: float) -> float:
+        """Return until when an engine must be ready. One that runs already has nothing to load."""
+        attached = isinstance(self._launcher.processes[role], AttachedEngine)
+        return min(deadline, begun + READY_S) if attached else deadline
+
+    def _note_ready(self, role: Role) -> None:
+        self.seconds[role] = time.monotonic() - self._launcher.processes[role].started
+        self._progress(f"{self._group.id}: {role} engine ready after {self.seconds[role]:.0f} s")
 
     def _require_alive(self) -> None:
         """Raise EngineDiedError when an engine is gone, MutantRefusedError when a mutant ended it."""
@@ -74,43 +93,53 @@ class Readiness:
                 self._mutation.require_not_refused(self._group.id, role, process.log_text())
                 process.require_alive()
 
-    def _raise_not_ready(self, role: Role) -> None:
-        self._launcher.dump_stacks("start")
+    def _raise_not_ready(self, role: Role, reason: str) -> None:
         process = self._launcher.processes[role]
+        if isinstance(process, AttachedEngine):
+            raise EngineStartError(
+                f"expected the {role} server {process.url} to be ready within {READY_S:.0f} s, since it runs already, "
+                f"found {reason}; see its log where it was started"
+            )
+        self._launcher.dump_stacks("start")
         raise EngineStartError(
             f"expected the {role} engine of {self._group.id} to be ready within "
-            f"{self._profile.timeouts.start:.0f} s, found it still starting; raise timeouts.start or see "
+            f"{self._profile.timeouts.start:.0f} s, found it still starting ({reason}); raise timeouts.start or see "
             f"{process.log_path}, which ends with:\n{process.log_tail()}"
         )
 
-    def is_ready(self, role: Role) -> bool:
-        """Return whether an engine is healthy and its NIXL side channel can be reached. Raises EngineStartError when
-        another model answers behind its port."""
-        return self._serves_target(role) and self._side_channel_answers(role)
+    def lacks(self, role: Role) -> str:
+        """Return what an engine lacks to be asked: health, its list of models, its NIXL side channel; "" when nothing.
 
-    def _serves_target(self, role: Role) -> bool:
+        Raises EngineStartError when another model answers behind its port.
+        """
+        return self._lacks_target(role) or self._lacks_side_channel(role)
+
+    def _lacks_target(self, role: Role) -> str:
         client = self._launcher.clients[role]
         try:
-            if client.get("/health").status_code != 200:
-                return False
+            status = client.get("/health").status_code
+            if status != httpx.codes.OK:
+                return f"status {status} from /health"
             models = [m["id"] for m in client.get("/v1/models").json()["data"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            return False
+        except httpx.HTTPError as error:
+            return f"{trouble(error)} at {self._launcher.processes[role].url}"
+        except (ValueError, KeyError, TypeError):
+            return "no list of models at /v1/models"
         if client.model not in models:
             raise EngineStartError(
                 f"expected the model {client.model!r} behind {self._launcher.processes[role].url}, found {models}; "
                 "another server took the port"
             )
-        return True
+        return ""
 
-    def _side_channel_answers(self, role: Role) -> bool:
+    def _lacks_side_channel(self, role: Role) -> str:
         port = self._launcher.side_channels.get(role)
         if port is None:
-            return True
+            return ""
         address = (self._launcher.processes[role].command.host, port)
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
-            return True
-        return False
+            return ""
+        return f"no answer from its NIXL side channel, port {port}"
 
     def _warm_up_request(self) -> tuple[list[int], Sampling]:
         """Return a prompt of one block plus one token, and its sampling parameters."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from harness.engines import readiness
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, AttachedPlace, Front, Server, look_at, look_at_router
 from harness.engines.client import Sampling
 from harness.engines.command import build_command
+from harness.engines.launcher import Launcher
 from harness.engines.log_facts import LogFacts
+from harness.engines.mutation import Mutation
+from harness.engines.readiness import Readiness
 from harness.engines.routers import Routers
 from harness.engines.server_info import ServerInfo
-from harness.errors import EngineDiedError, UsageError
+from harness.errors import EngineDiedError, EngineStartError, UsageError
 from harness.history.engine_interfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_INFO
 from harness.profiles.load import load_profile
 from harness.workload.prepare import prepare
@@ -227,7 +232,7 @@ def test_a_router_that_refuses_to_list_its_model_is_no_proxy(status):
 def test_a_router_that_does_not_answer_is_refused():
     with fake_toy_proxy() as url:
         pass
-    with pytest.raises(UsageError, match=r"--router .*found ConnectError"):
+    with pytest.raises(UsageError, match=r"--router .*found no connection .*; start it"):
         look_at_router(url, None, [known("prefill")])
 
 
@@ -242,5 +247,87 @@ def test_a_server_is_not_ended_and_noticed_when_it_is_gone(tmp_path: Path):
         engine = AttachedPlace(look_at("single", url, None)).start(command, tmp_path / "logs" / "single.log")
         assert engine.command.argv == ["attached", url] and engine.stop(1.0) == []
         engine.require_alive()
-    with pytest.raises(EngineDiedError, match=r"expected .* to answer /health"):
+    with pytest.raises(EngineDiedError, match=r"expected .*/health to answer, found no connection"):
         engine.require_alive()
+
+
+@contextmanager
+def answering(models: bytes, health: int = 200, kind: str = "application/json") -> Iterator[str]:
+    """Serve a list of models as it is, and a status of health; no other path."""
+
+    class Answering(Quiet):
+        def do_GET(self) -> None:
+            status = {"/v1/models": 200, "/health": health}.get(self.path, 404)
+            self.send_response(status)
+            body = models if self.path == "/v1/models" else b""
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serving(Answering) as url:
+        yield url
+
+
+def listing(*names: str) -> bytes:
+    return json.dumps({"data": [{"id": name} for name in names]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"data": []}', "found an empty list; give the address"),
+        (b'{"object": "list"}', "found JSON without a list of models"),
+        (b'[{"id": "mine"}]', "found JSON without a list of models"),
+        (b'{"data": [{"name": "mine"}]}', "found a list without names of models"),
+        (b"<html><h1>Welcome to nginx!</h1>", "found an HTML page"),
+        (b"pong", "found an answer that is not JSON"),
+    ],
+)
+def test_what_lists_no_model_is_refused_in_plain_words(body, words):
+    with answering(body) as url, pytest.raises(UsageError, match=f"lists its model at /v1/models, {words}") as refused:
+        look_at("single", url, None)
+    assert "Error" not in str(refused.value)
+
+
+def test_of_several_models_the_one_that_is_named_is_asked():
+    with answering(listing("base", "sql-lora")) as url:
+        with pytest.raises(UsageError, match=r"lists 2 models \(base, sql-lora\); say which one to ask with --model"):
+            look_at("single", url, None)
+        assert look_at("single", url, None, "sql-lora").model == "sql-lora"
+        assert look_at_router(url, None, [], "base").model == "base"
+        with pytest.raises(UsageError, match=r"--model other: the server at --single .* it lists base, sql-lora"):
+            look_at("single", url, None, "other")
+    with answering(listing("mine", "mine")) as url:
+        assert look_at("single", url, None).model == "mine"
+
+
+def test_a_server_without_health_is_refused_at_once():
+    begun = time.monotonic()
+    with (
+        answering(listing("mine"), health=404) as url,
+        pytest.raises(UsageError, match=rf"--single {url}: expected vLLM's path /health, found status 404"),
+    ):
+        look_at("single", url, None)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_server_that_is_never_healthy_is_given_up_after_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readiness, "READY_S", 0.6)
+    monkeypatch.setattr(readiness, "_QUIET_S", 0.1)
+    said: list[str] = []
+    (group,) = prepare("cpu", ["single-none"], ["cold"]).plan.groups
+    with answering(listing("mine"), health=429) as url:
+        launcher = Launcher(group, PROFILE, tmp_path, ApiKey("k" * 20), said.append)
+        command = build_command(PROFILE, PROFILE.methods[0], "single", ENVIRONMENT, 1, None)
+        launcher.places = {"single": AttachedPlace(look_at("single", url, None))}
+        launcher._start_engine(command)
+        waiting = Readiness(group, PROFILE, launcher, Mutation(), said.append)
+        begun = time.monotonic()
+        with pytest.raises(
+            EngineStartError, match=rf"single server {url} to be ready .* found status 429 from /health"
+        ):
+            waiting.wait(begun + 85, lambda _: None, ("single",))
+        launcher.disconnect()
+    assert time.monotonic() - begun < 20
+    assert said[-1] == "single-none: waiting for the single engine: status 429 from /health"

@@ -284,4 +284,5 @@ def test_session_starts_engines_at_their_places_and_asks_the_side_channel_there(
             session._launcher.processes[role] = place.start(command, tmp_path)
             session._launcher.clients[role] = ReadyClient()
         assert session.url("prefill") == f"http://{HOST}:7002"
-        assert session._readiness.is_ready("decode") and not session._readiness.is_ready("prefill")
+        assert session._readiness.lacks("decode") == ""
+        assert session._readiness.lacks("prefill") == f"no answer from its NIXL side channel, port {closed_port}"
