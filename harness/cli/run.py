@@ -298,16 +298,19 @@ def carry_out(
     with executor:
         with Reporter(work.expected_s, starts_s=work.starts_s) as reporter:
             reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
-            _warn(reporter)
+            warn_of_disturbance(reporter, executor)
             outcome = record(reporter)
         _end(outcome._replace(summary=outcome.summary._replace(strict=strict)), part, tell)
 
 
-def _warn(reporter: Reporter) -> None:
-    """Say what on this machine will disturb the engines."""
+def warn_of_disturbance(reporter: Reporter, executor: Executor) -> None:
+    """Say what on this machine will disturb the engines that are started on it."""
+    from harness.engines.attached import AttachedExecutor
     from harness.supervision.orphans import left_over
     from harness.util.machine import others_at_work
 
+    if isinstance(executor, AttachedExecutor):
+        return
     for warning in filter(None, (left_over(), others_at_work())):
         reporter.line(warning)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.history.engine_interfaces import PER_REQUEST_FLAG
 from harness.history.folder import History
 from harness.history.records import RunRecord
 from harness.history.run_kind import notices_of as kind_notices
@@ -29,7 +30,7 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
     if history.torn_line:
         notices.append("the last observation was cut off while being written and was left out")
     notices += [*history.notices, *(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]
-    notices += [*_of_the_end(run), *_of_engines(run)]
+    notices += [*_of_the_end(run), *_of_engines(run), *_compared_in_total(history)]
     notices += [
         f"{cell}: found answers of {scenario}, which this run was not to ask there; the record was put together by hand"
         for cell, scenario in history.unplanned()
@@ -48,6 +49,23 @@ def _of_the_end(run: RunRecord) -> Iterator[str]:
         for words in cell.left_over:
             doubt = "; a run whose engines may still be there cannot pass" if cell.left_running else ""
             yield f"{cell.cell}: left over when its engines ended: {words}; see `harness ps` and `harness clean`{doubt}"
+
+
+def _compared_in_total(history: History) -> Iterator[str]:
+    """Yield a sentence about the cells whose servers, which ran already, reported no acceptance per request."""
+    if not history.run.attached:
+        return
+    cells = [
+        c.cell
+        for c in history.run.cells
+        if c.draft_tokens
+        and any(o.final is not None and o.final.speculation is None for o in history.of(c.cell).values())
+    ]
+    if cells:
+        yield (
+            f"acceptance is compared in total in {', '.join(cells)}; start the servers with `{PER_REQUEST_FLAG} "
+            "detailed` to compare each step"
+        )
 
 
 def _of_engines(run: RunRecord) -> Iterator[str]:

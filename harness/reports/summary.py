@@ -354,7 +354,7 @@ def _cause(history: History, judgement: Judgement) -> str:
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:
-        return f"Interrupted by the user (Ctrl-C) after {so_far}"
+        return f"Interrupted by Ctrl-C or a signal after {so_far}"
     reasons: dict[str, set[str]] = defaultdict(set)
     for f in judgement.findings:
         if f.damage == "infrastructure":

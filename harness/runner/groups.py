@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
+from harness.engines.attached import AttachedExecutor
 from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import LocalExecutor
 from harness.engines.inventory import Inventory, Memory, describe, jobs_of, sharing_note, too_few_to_part
@@ -45,6 +46,7 @@ class Runner:
     ) -> None:
         """Prepare a run; ``again`` takes the answers of repetitions, for which engines are asked the same once more."""
         self._executor = options.executor or LocalExecutor()
+        self._attached = isinstance(self._executor, AttachedExecutor)
         self._options = options
         self._profile = prepared.profile
         self._plan = prepared.plan
@@ -90,7 +92,8 @@ class Runner:
             with limited(self._limit_s, self._overdue):
                 self._work(scheduler, inventory)
         except KeyboardInterrupt:
-            self._reporter.line("interrupted: the engines were ended; recorded observations are kept")
+            ended = "the servers run on" if self._attached else "the engines were ended"
+            self._reporter.line(f"interrupted: {ended}; recorded observations are kept")
             for recorder in self._recorders:
                 recorder.interrupted()
         return tuple(recorder.finish() for recorder in self._recorders)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.history.engine_interfaces import PER_REQUEST_FLAG
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.counters import requests_of_others
 from harness.judging.evidence import CellView
@@ -40,6 +41,17 @@ def without_blame(cell: CellView, results: Sequence[CheckResult]) -> list[CheckR
         return ""
 
     return [_excused(result, excuse) for result in results]
+
+
+def why_in_total(cell: CellView) -> str:
+    """Return why acceptance is compared in total and not step by step, and what to do where something can be done."""
+    engine = cell.engine(cell.answering)
+    if engine is not None and engine.attached:
+        return (
+            "the server reports none per request; start the servers with "
+            f"`{PER_REQUEST_FLAG} detailed` to compare each step"
+        )
+    return "this version of vLLM reports none per request"
 
 
 def _drafts_per_step(cell: CellView) -> int | None:

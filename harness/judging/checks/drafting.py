@@ -26,6 +26,7 @@ from harness.history.acceptance import (
 from harness.history.engine_interfaces import PER_REQUEST, PER_REQUEST_FLAG
 from harness.history.records import COLD, Leg, Observation, Speculation
 from harness.history.verdict import Verdict
+from harness.judging.checks.attached import why_in_total
 from harness.judging.decision import Against, Change, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigures, StepsDifference, TotalsDifference
@@ -281,12 +282,13 @@ def _judge(
         reference = references.get(key, references.get(o.prompt_id))
         if steps is None:
             known = counts_of_steps(reference.accepted, reference.drafted, k) if reference is not None else None
-            counted, wanted = totals.get(key), known or reference_totals.get(key)
-            if wanted is None and counted is not None:
+            totals_of, wanted = totals.get(key), known or reference_totals.get(key)
+            if wanted is None and totals_of is not None:
                 findings.append(_no_reference(cell, name, o, against))
-            elif counted is not None and wanted is not None and not _shortened(cell, o):
-                by_totals.append(counted)
-                findings += _totals(cell, name, o, leg, counted, wanted, against, recognised)
+            elif totals_of is not None and wanted is not None and not _shortened(cell, o):
+                by_totals.append(totals_of)
+                theirs.append(wanted)
+                findings += _totals(cell, name, o, leg, totals_of, wanted, against, recognised)
             continue
         if reference is None:
             findings.append(_no_reference(cell, name, o, against))
@@ -299,12 +301,10 @@ def _judge(
             together = other is not None and (other.accepted, other.drafted) == (steps.accepted, steps.drafted)
             alone = alone if alone is not None else _only_in_this_state(cell, references)
             findings.append(_difference(cell, name, o, compared, against, together, alone))
-    mine, reference_rates = pool_counts(ours, k), pool_counts(theirs, k)
-    if by_totals:
-        mine = pool_counts(by_totals, k)
+    mine, reference_rates = pool_counts([*ours, *by_totals], k), pool_counts(theirs, k)
     figures = AcceptanceFigures(ours=rates_figures(mine), reference=rates_figures(reference_rates), against=against)
     return conclude(
-        name, cell.id, len(ours) + len(by_totals), findings, _totals_note(by_totals, recognised), figures=figures
+        name, cell.id, len(ours) + len(by_totals), findings, _totals_note(cell, by_totals, recognised), figures=figures
     )
 
 
@@ -338,12 +338,12 @@ def _shortened(cell: CellView, o: Observation) -> bool:
     return o.most_tokens is not None and most is not None and o.most_tokens < most
 
 
-def _totals_note(by_totals: Sequence[RequestCounts], recognised: bool) -> str:
+def _totals_note(cell: CellView, by_totals: Sequence[RequestCounts], recognised: bool) -> str:
     if not by_totals:
         return ""
     return (
-        f"{len(by_totals)} requests by totals from the engine's counters at concurrency 1, because this version "
-        "reports no acceptance per request: which step differs is not known"
+        f"acceptance of {counted(len(by_totals), 'request')} compared in total, by the engine's counters at "
+        f"concurrency 1, not step by step: {why_in_total(cell)}"
     ) + ("; a padded first step was recognised in all of them" if recognised else "")
 
 

@@ -29,6 +29,7 @@ from harness.baselines.model import BaselineRow
 from harness.history.acceptance import RequestCounts
 from harness.history.records import COLD, Leg
 from harness.history.token_ids import parted_at
+from harness.judging.checks.attached import why_in_total
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
 from harness.judging.checks.rescored import scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
@@ -274,8 +275,8 @@ def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against:
     notes = []
     if any(c.source == "counters" for c in ours.values()):
         notes.append(
-            "acceptance from the engine's counters at concurrency 1, because this version reports none per request: "
-            "steps since the hand-off are not known"
+            "acceptance compared in total, by the engine's counters at concurrency 1, without the steps since the "
+            f"hand-off: {why_in_total(view)}"
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
     raw = _test(view, rows, sorted(theirs), f"acceptance counts of {against}", alpha)

@@ -6,7 +6,10 @@ import pytest
 
 from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
-from harness.judging.checks.registry import judge_cell
+from harness.judging.checks import drafting
+from harness.judging.checks.registry import evidence_for, judge_cell
+from harness.judging.figures import AcceptanceFigures
+from harness.judging.notices import notices_of
 from tests.support.builders import change_final, engine, history, lookups, observation, speculation, view
 
 CELL = "pd-eagle3"
@@ -54,3 +57,33 @@ def test_server_that_drafts_another_number_of_tokens_is_not_comparable(drafts):
     findings = [f for f in judged(change) if f.check == "acceptance-baseline" and f.prompt_id == "p31"]
     assert [f.verdict for f in findings] == [Verdict.UNKNOWN if drafts == 1 else Verdict.REGRESSION]
     assert ("num_speculative_tokens: 1" in findings[0].message) == (drafts == 1)
+
+
+def by_counters(length: int, sequence: int):
+    """An answer of P/D whose acceptance only the engine's counters tell, with the steps of the baseline."""
+    o = observation(CELL, length, sequence=sequence)
+    final = o.final
+    assert final is not None and final.speculation is not None
+    accepted = final.speculation.per_step_accepted
+    at = {f"accepted_at_{p}": float(sum(n > p for n in accepted)) for p in range(3)}
+    grown = {"drafts": float(len(accepted)), "draft_tokens": 3.0 * len(accepted), **at}
+    return change_final(o, speculation=None, counters={**final.counters, **grown})
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_acceptance_in_total_says_what_to_start_the_servers_with(attached):
+    argv = (ATTACHED, "http://127.0.0.1:1") if attached else ()
+    engines = tuple(engine(CELL, r).model_copy(update={"argv": argv}) for r in ("prefill", "decode"))
+    made = history([by_counters(n, i) for i, n in enumerate(LENGTHS)], engines=engines)
+    result = drafting.acceptance_baseline(view(made, CELL, lookups(LENGTHS)))
+    remedy = "start the servers with `--per-request-spec-decode-metrics detailed` to compare each step"
+    assert result.verdict is Verdict.PASS
+    assert result.note.startswith("acceptance of 3 requests compared in total")
+    assert (remedy in result.note) == attached
+    assert ("this version of vLLM reports none per request" in result.note) != attached
+    # What it was compared with is shown beside it.
+    figures = result.figures
+    assert isinstance(figures, AcceptanceFigures)
+    assert (figures.reference.steps, figures.ours.steps) == (46, 46 + len(LENGTHS)), "each hand-off pads a step"
+    (words,) = [n for n in notices_of(evidence_for(made, lookups(LENGTHS))) if "in total" in n] or [""]
+    assert words == (f"acceptance is compared in total in {CELL}; {remedy}" if attached else "")

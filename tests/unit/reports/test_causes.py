@@ -55,7 +55,7 @@ def interrupted() -> History:
 def test_interrupted_run_says_so_before_anything_else():
     summary = of(interrupted())
     assert summary.verdict is Verdict.UNKNOWN
-    words = "Interrupted by the user (Ctrl-C) after 6 of 8 planned requests. 2 of 2 cells cannot be judged in full"
+    words = "Interrupted by Ctrl-C or a signal after 6 of 8 planned requests. 2 of 2 cells cannot be judged in full"
     assert summary.sentence.startswith(words)
     text = printed(print_summary, summary)
     assert text.index("interrupted by the user") < text.index("not tested because of it")
@@ -97,7 +97,7 @@ def test_engines_that_did_not_start_are_asked_again_but_not_with_flags_that_may_
 def test_recorded_interruption_shows_its_cause_and_counts_no_more_requests_than_there_were():
     summary = assess(load_history(RUNS / "interrupted"), References(baselines=BASELINES))
     text = printed(print_summary, summary)
-    assert summary.sentence.startswith("Interrupted by the user (Ctrl-C) after ")
+    assert summary.sentence.startswith("Interrupted by Ctrl-C or a signal after ")
     assert "nothing tested in" not in text and "harness repro" not in text
     for cell in summary.judgement.cells:
         if cell.diagnosis is not None:

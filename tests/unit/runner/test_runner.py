@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import threading
 import time
@@ -12,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 import harness.runner.groups
 import harness.runner.record_cells
+from harness.engines.attached import AttachedExecutor
 from harness.engines.executor import local_places
 from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
@@ -214,6 +217,24 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
     assert history.run.interrupted and states(history) == {"interrupted": 36}
     assert not +FakeSession.up
+
+
+class FakeServers(FakeExecutor, AttachedExecutor):
+    """The same in place of servers that run already."""
+
+
+@pytest.mark.usefixtures("hears_sigint")
+@pytest.mark.parametrize(
+    ("executor", "words"), [(FakeExecutor, "the engines were ended"), (FakeServers, "the servers run on")]
+)
+def test_only_engines_that_were_started_are_said_to_be_ended(tmp_path, monkeypatch, executor, words):
+    FakeSession.reset(seconds=20.0)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
+    prepared, said = prepare("cpu", []), io.StringIO()
+    reporter = Reporter(1.0, Console(file=said))
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    Runner(prepared, ENVIRONMENT, recorder, reporter, RunOptions(executor=executor(6))).run()
+    assert f"interrupted: {words}; recorded observations are kept" in said.getvalue()
 
 
 @pytest.mark.usefixtures("hears_sigint")
