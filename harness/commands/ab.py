@@ -1,11 +1,11 @@
-"""``harness ab``: the same cells on two vLLMs, one after the other, and the second judged by the first.
+"""``harness ab``: the same cells on two vLLMs, head and then base, and head judged by base.
 
-Both are judged by the single engines of the first, so no baseline is needed, and a finding that both have is not the
-second one's.
+Both are judged by the single engines of base, so no baseline is needed, and a finding that both have is not head's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, look_at
 from harness.engines.environment import engines_for
 from harness.engines.flags import EngineFlags
-from harness.errors import UsageError
+from harness.errors import EngineStartError, UsageError
 from harness.history.verdict import Verdict, worst
 from harness.judging.references import References
 from harness.profiles.cells import CellName, make_plan
@@ -23,10 +23,13 @@ from harness.profiles.model import Profile
 from harness.prompts.model import Prompt
 from harness.reports.across_runs import render_comparison
 from harness.reports.compare import Comparison, compare_runs
+from harness.reports.summary import RunSummary
+from harness.runner.groups import NOT_STARTED
 from harness.runner.options import RunOptions
 from harness.runner.run import new_folder
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
+from harness.util.strict import shortened
 from harness.util.text import counted
 from harness.workload.cells import CellWork, Item
 from harness.workload.prepare import Prepared, prepare
@@ -100,16 +103,41 @@ def _asked_cold(work: CellWork, prompts: Sequence[Prompt]) -> CellWork:
 
 
 def record_both(profile: Profile, sides: tuple[Side, Side], out: Path, reporter: Reporter) -> tuple[Comparison, Path]:
-    """Record both sides and compare them; return the comparison and the folder with both runs and the page."""
+    """Record both sides and compare them; return the comparison and the folder with both runs and the page.
+
+    Head is recorded first, and ends with the first engine that does not become ready: a wrong argument costs that start
+    and not the whole of base. Raises EngineStartError when a side answered nothing.
+    """
     folder = new_folder(out, profile, "ab")
-    runs = []
-    for side in sides:
-        reporter.line(f"{side.name}: {side.where}")
-        runs.append(execute(side.prepared, folder / side.name, reporter, side.options).folder)
-    first, second = runs
-    comparison = compare_runs(first, second, References(against=first))
+    base, head = sides
+    second = _recorded(head, folder, reporter)
+    first = _recorded(base, folder, reporter)
+    comparison = compare_runs(first, second, References(against=first))._replace(names=(base.name, head.name))
     write_atomic(folder / PAGE, render_comparison(comparison))
     return comparison, folder
+
+
+def _recorded(side: Side, folder: Path, reporter: Reporter) -> Path:
+    """Record a side and return its run. Raises EngineStartError when it answered nothing."""
+    reporter.line(f"{side.name}: {side.where}")
+    outcome = execute(side.prepared, folder / side.name, reporter, side.options._replace(must_start=True))
+    if outcome.summary.history.answered == 0 and not outcome.summary.history.run.interrupted:
+        raise EngineStartError(
+            f"{side.name}: expected answers to compare, found none: {cause(outcome.summary)}; correct that, and see "
+            f"{outcome.folder / 'report.html'}"
+        )
+    return outcome.folder
+
+
+def cause(run: RunSummary) -> str:
+    """Return why a run, or a part of it, was not judged: the reason that most cells share which were not recorded, or
+    else the first finding without a verdict."""
+    reasons = Counter(
+        c.reason.removeprefix(NOT_STARTED) for c in run.history.run.cells if c.state != "complete" and c.reason
+    )
+    found = [f.message for f in run.judgement.findings if f.verdict is Verdict.UNKNOWN]
+    first = next(iter([*(reason for reason, _ in reasons.most_common(1)), *found]), "no reason is on record")
+    return shortened(" ".join(first.partition("; last lines of ")[0].split()))
 
 
 def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
@@ -123,17 +151,18 @@ def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
         for run in comparison.runs
     )
     new = [finding for name, finding in head.items() if name not in base]
-    unknown = [
-        f"{cell} of {name}"
-        for name, run in zip(("base", "head"), comparison.runs, strict=True)
-        for cell, verdict in run.judgement.by_cell().items()
-        if verdict is Verdict.UNKNOWN
-    ]
+    unknown = {
+        name: cells
+        for name, run in zip(comparison.names, comparison.runs, strict=True)
+        if (cells := [c for c, verdict in run.judgement.by_cell().items() if verdict is Verdict.UNKNOWN])
+    }
     if new:
         first = new[0]
         return worst([f.verdict for f in new]), (
             f"head has {counted(len(new), 'finding')} that base does not have, first {first.id}: {first.message}"
         )
     if unknown:
-        return Verdict.UNKNOWN, f"not judged: {', '.join(unknown[:6])}; nothing else tells head from base"
+        causes = dict(zip(comparison.names, map(cause, comparison.runs), strict=True))
+        whose = "; ".join(f"{', '.join(cells[:6])} of {name}: {causes[name]}" for name, cells in unknown.items())
+        return Verdict.UNKNOWN, f"nothing tells head from base, and not judged is {whose}"
     return Verdict.PASS, "head has no finding that base does not have, judged by the single engines of base"

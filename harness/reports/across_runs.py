@@ -48,18 +48,17 @@ def render_comparison(comparison: Comparison) -> str:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the cells, settings and findings in which two runs differ."""
-    table = Table(title="first and second run", title_justify="left")
+    first, second = comparison.names
+    table = Table(title=f"{first} and {second} run", title_justify="left")
     table.add_column("cell", no_wrap=True)
-    for name in ("first", "second", "same tokens", "acceptance, second minus first"):
+    for name in (first, second, "same tokens", f"acceptance, {second} minus {first}"):
         table.add_column(name)
     for c in comparison.cells:
         verdicts = [verdict_text(v) if v is not None else Text("not run") for v in c.verdicts]
         moved = [f"{p}: {points(d)}" for p, d in enumerate(c.positions) if d.effect]
-        table.add_row(
-            c.cell, *verdicts, f"{c.equal} of {c.common}", "\n".join(moved) or ("equal" if c.positions else "–")
-        )
+        table.add_row(c.cell, *verdicts, c.same_tokens, "\n".join(moved) or ("equal" if c.positions else "–"))
     console.print(table)
-    for name, x, y in comparison.differing:
+    for name, x, y in (row for row in comparison.rows if row[1] != row[2]):
         console.print(f"{escape(name)}: {escape(x)} → {escape(y)}", highlight=False)
     for word, found in (("new", comparison.new), ("resolved", comparison.gone)):
         for cause in found[:6]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import UsageError
 from harness.history.acceptance import RequestCounts
 from harness.history.folder import History, load_history
+from harness.history.plan import ROUTER
+from harness.history.records import RunRecord
 from harness.history.verdict import Verdict
 from harness.judging.references import PROFILE_OWN, References
 from harness.observed.recorded_cell import RecordedCell
@@ -33,6 +36,11 @@ class CellPair(NamedTuple):
     positions: tuple[Difference, ...]
     """Acceptance at each draft position, second run minus first, paired by prompt."""
 
+    @property
+    def same_tokens(self) -> str:
+        """How many of the common prompts gave the same tokens, in words."""
+        return f"{self.equal} of {self.common}" if self.common else "not compared"
+
 
 class Comparison(NamedTuple):
     runs: tuple[RunSummary, RunSummary]
@@ -43,6 +51,19 @@ class Comparison(NamedTuple):
     """The same for the second run."""
     differing: tuple[tuple[str, str, str], ...]
     """Versions, hardware and settings that differ: (name, first, second)."""
+    stated: tuple[tuple[str, str, str], ...] = ()
+    """What engines ran in both, whether or not it differs: (name, first, second)."""
+    names: tuple[str, str] = ("first", "second")
+    """What the two runs are called."""
+
+    @property
+    def _tokens_alike(self) -> str:
+        return "the same tokens" if any(c.common for c in self.cells) else "no tokens to compare"
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """What the two runs are, and in what else they differ: (name, first, second)."""
+        return [*self.stated, *(row for row in self.differing if row[0] not in _IN_STATED)]
 
     @property
     def sentence(self) -> str:
@@ -55,7 +76,7 @@ class Comparison(NamedTuple):
             f"{len(changed)} of {counted(len(self.cells), 'cell')} with a different verdict"
             if changed
             else "the same verdicts",
-            f"{counted(tokens, 'prompt')} with different tokens" if tokens else "the same tokens",
+            f"{counted(tokens, 'prompt')} with different tokens" if tokens else self._tokens_alike,
             f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
             f"{counted(len(self.new), 'new cause')}, {len(self.gone)} resolved"
             + (f"; new: {headline_of(self.new)}" if self.new else ""),
@@ -82,7 +103,31 @@ def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN
         tuple(filter(None, (c.among(groups[0] - groups[1], runs[0].history) for c in runs[0].causes))),
         tuple(filter(None, (c.among(groups[1] - groups[0], runs[1].history) for c in runs[1].causes))),
         tuple(_differing(runs[0].history, runs[1].history)),
+        tuple((name, *(of(r.history.run) for r in runs)) for name, of in _STATED.items()),
     )
+
+
+def _vllm(run: RunRecord) -> str:
+    version, build = (run.versions.get(name) for name in ("vllm", "vllm_build"))
+    return f"{version or 'unknown'}{f'+{build}' if build else ''}"
+
+
+def _engines(run: RunRecord) -> str:
+    """Return the interpreters of the engines, or the addresses of servers that ran already."""
+    return (
+        ", ".join(dict.fromkeys(e.argv[1 if e.attached else 0] for e in run.engines if e.argv and e.role != ROUTER))
+        or "none"
+    )
+
+
+_STATED: dict[str, Callable[[RunRecord], str]] = {
+    "vLLM": _vllm,
+    "engines": _engines,
+    "engine flags": lambda run: shlex.join(run.engine_flags) or "none",
+    "harness": lambda run: run.harness_version + (f", commit {run.git_commit[:12]}" if run.git_commit else ""),
+}
+_IN_STATED = ("vllm", "vllm_build", "harness")
+"""Versions that are a part of these."""
 
 
 def _view(history: History, cell: str) -> RecordedCell | None:

@@ -30,6 +30,9 @@ from harness.util.progress import Reporter
 from harness.util.signals import deferred, ignored
 from harness.workload.prepare import Prepared
 
+NOT_STARTED = "not started, since the first engines did not become ready: "
+"""How the reason begins for the cells of engines that were not tried any more."""
+
 
 class Runner:
     """Runs the groups of a plan, each in its own thread, as many at a time as the devices allow. A group that fails
@@ -233,6 +236,8 @@ class Runner:
             if self._ending:
                 return
             self._failed(group, str(error))
+            if self._options.must_start and not recorder.record.engines:
+                self._late = self._late or f"{NOT_STARTED}{error}"
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
         except Exception as error:

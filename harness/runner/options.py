@@ -30,6 +30,9 @@ class RunOptions(NamedTuple):
     """Called for each group but the last, while the next one starts, or before that if ``decides``."""
     decides: bool = False
     """Whether ``watch`` is waited for, since it may end the run."""
+    must_start: bool = False
+    """Whether the run ends when the first engines that it starts do not become ready: an argument of theirs is wrong,
+    and the others have it too."""
     flags: EngineFlags = NO_FLAGS
     """What the user adds to engines."""
     environment: EngineEnvironment | None = None

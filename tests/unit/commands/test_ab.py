@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+from pathlib import Path
 
-from harness.commands.ab import conclusion, with_references
-from harness.errors import UsageError
+import pytest
+from rich.console import Console
+
+from harness.commands.ab import Side, conclusion, record_both, with_references
+from harness.errors import EngineStartError, UsageError
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.references import References
+from harness.reports.across_runs import print_comparison, render_comparison
 from harness.reports.compare import compare_runs
+from harness.reports.judge_run import Outcome, assess
+from harness.runner.options import RunOptions
+from harness.util.progress import Reporter
 from tests.support.builders import flawless, garbled, history, identity, written_run
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_server import SAID, fake_server
@@ -38,6 +47,57 @@ def test_only_what_head_alone_does_is_its_own(tmp_path, base, head, verdict, wor
     first, second = (recorded(tmp_path / name, made) for name, made in (("a", base), ("b", head)))
     found, why = conclusion(compare_runs(first, second, References(against=first)))
     assert (found, words in why) == (verdict, True), why
+
+
+def unasked(folder: Path, reason: str) -> Path:
+    made = history([], cells=["pd-none", "single-none"])
+    cells = tuple(c.model_copy(update={"state": "failed", "reason": reason}) for c in made.run.cells)
+    return written_run(folder, made, run_id=folder.name, cells=cells)
+
+
+def test_the_cause_ends_the_last_line(tmp_path):
+    reason = "expected the decode engine of pd-none to be ready within 85 s, found it ended; last lines of its log: …"
+    first, second = recorded(tmp_path / "base", flawless()), unasked(tmp_path / "head", reason)
+    comparison = compare_runs(first, second, References(against=first))._replace(names=("base", "head"))
+    verdict, why = conclusion(comparison)
+    assert verdict is Verdict.UNKNOWN
+    assert why.endswith("expected the decode engine of pd-none to be ready within 85 s, found it ended"), why
+    out = io.StringIO()
+    print_comparison(comparison, Console(file=out, width=160))
+    assert "not compared" in out.getvalue() and "0 of 0" not in out.getvalue()
+    assert "no tokens to compare" in comparison.sentence and "not compared" in render_comparison(comparison)
+
+
+def test_a_wrong_argument_of_head_costs_one_start_of_an_engine(tmp_path, monkeypatch):
+    """Head comes first, and base is not asked when head answers nothing."""
+    asked: list[str] = []
+
+    def execute(prepared, out, reporter, options):
+        asked.append(out.name)
+        assert options.must_start
+        folder = unasked(out, "unrecognized arguments: --no-such")
+        return Outcome(folder, assess(load_history(folder)))
+
+    monkeypatch.setattr("harness.commands.ab.execute", execute)
+    prepared = with_references("cpu", ["pd-none"], ["cold"])
+    sides = (Side("base", prepared, "main", RunOptions()), Side("head", prepared, "branch", RunOptions()))
+    words = "head: expected answers to compare, found none: unrecognized arguments: --no-such; correct that"
+    with pytest.raises(EngineStartError, match=words):
+        record_both(prepared.profile, sides, tmp_path, Reporter(1.0))
+    assert asked == ["head"]
+
+
+def test_the_page_says_what_ran_on_both_sides(tmp_path):
+    flags = ("--engine-arg=--my-flag",)
+    base = written_run(tmp_path / "base", history(flawless()), run_id="base")
+    versions = {"vllm": "0.33.0", "vllm_build": "g0123abc"}
+    head = written_run(tmp_path / "new", history(flawless()), run_id="new", engine_flags=flags, versions=versions)
+    comparison = compare_runs(base, head)._replace(names=("base", "head"))
+    stated = {name: values for name, *values in comparison.rows}
+    assert stated["engine flags"] == ["none", "--engine-arg=--my-flag"]
+    assert stated["vLLM"][1] == "0.33.0+g0123abc" and "vllm" not in stated
+    page = render_comparison(comparison)
+    assert "0.33.0+g0123abc" in page and "--my-flag" in page and '<th scope="col">head</th>' in page
 
 
 def test_single_cells_are_asked_too_and_cold_for_every_prompt():

@@ -254,6 +254,18 @@ def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_pa
     assert not +FakeSession.up
 
 
+@pytest.mark.parametrize(("must_start", "tried"), [(True, 1), (False, 4)])
+def test_engines_that_must_start_are_tried_once(tmp_path, must_start, tried):
+    FakeSession.reset(broken=frozenset({"pd-none", "pd-eagle3", "pd-dflash", "pd-mtp"}))
+    prepared = prepare("cpu", [])
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    options = RunOptions(executor=FakeExecutor(2), must_start=must_start)
+    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
+    assert len(FakeSession.order) == tried and states(history) == {"failed": 12}
+    reasons = {str(c.reason) for c in history.run.cells}
+    assert any("not started, since the first engines did not" in reason for reason in reasons) is must_start
+
+
 def test_what_nobody_thought_of_costs_its_own_group_and_is_no_traceback(tmp_path):
     FakeSession.reset()
     FakeSession.odd = frozenset({"pd-mtp"})
