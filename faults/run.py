@@ -29,9 +29,9 @@ from harness.history.records import COLD
 from harness.runner.run import new_folder, point_latest
 from harness.scheduling import hardware
 from harness.util import machine
+from harness.util.invalid_data import describe_validation_error
 from harness.util.progress import Reporter
 from harness.util.signals import ignored, raise_once
-from harness.util.strict import describe_validation_error
 from harness.workload.prepare import prepare
 
 RESULTS = "drills.json"

@@ -13,8 +13,9 @@ from harness.profiles.cells import CellName
 from harness.profiles.methods import MethodName
 from harness.profiles.recorded_profile import RecordedProfile
 from harness.util import yaml_io
+from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY
-from harness.util.strict import Strict, describe_validation_error
+from harness.util.strict import Strict
 
 PUBLISHED = REPOSITORY / "baselines" / "published" / "acceptance.yaml"
 _ROUNDING = 0.0051

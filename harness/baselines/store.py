@@ -16,7 +16,7 @@ from harness.history.identity import Identity
 from harness.history.rounding import Rounding
 from harness.util import json_io
 from harness.util.files import sha256_bytes, write_atomic, write_json
-from harness.util.strict import describe_validation_error
+from harness.util.invalid_data import describe_validation_error
 
 _MOST_BYTES = 256 * json_io.MIB
 _REMEDY = "restore the file from version control, or record it again with `harness baseline record`"

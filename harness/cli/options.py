@@ -16,6 +16,7 @@ from rich.segment import Segment
 from harness.cli import completion
 from harness.errors import UsageError
 from harness.history.layout import require_run
+from harness.util.choices import named
 from harness.util.paths import DEFAULT_OUT
 from harness.util.text import harmless
 
@@ -32,25 +33,22 @@ ENGINES = "Engines"
 
 
 def _profile(context: typer.Context, value: str) -> str:
-    """Raise ProfileError unless there is such a profile, before anything that takes seconds is imported."""
-    if not context.resilient_parsing:
-        from harness.profiles.load import require_profile
+    """Return the profile as it is spelt. Raises ProfileError unless there is one, before anything that takes seconds is
+    imported."""
+    if context.resilient_parsing:
+        return value
+    from harness.profiles.load import require_profile
 
-        require_profile(value)
-    return value
+    return require_profile(value)
 
 
 def _faults(context: typer.Context, value: list[str] | None) -> list[str] | None:
-    """Raise UsageError for a fault that there is not."""
+    """Return the faults as they are called. Raises UsageError for one that there is not."""
+    if not value or context.resilient_parsing:
+        return value
     from harness.mutants.catalogue import MUTANTS
 
-    for fault in value or ():
-        if fault not in MUTANTS and not context.resilient_parsing:
-            raise UsageError(
-                f"--mutant {fault!r}: expected one of {', '.join(MUTANTS)}, found no such fault; `harness list faults` "
-                "says what they are"
-            )
-    return value
+    return [named("--mutant", fault, list(MUTANTS), "fault", "harness list faults") for fault in value]
 
 
 def _run(context: typer.Context, value: Path) -> Path:
@@ -258,8 +256,7 @@ def chosen_profile(profile: str, quick: bool) -> str:
 
     if quick:
         return quick_form(profile)
-    require_profile(profile)
-    return profile
+    return require_profile(profile)
 
 
 def key_in(variable: str | None) -> ApiKey | None:

@@ -17,8 +17,8 @@ from harness.profiles.load import check_paths, profile_of
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, named_on_hub
 from harness.prompts.datasets import read_texts
+from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY, beneath
-from harness.util.strict import describe_validation_error
 
 _DRAFTS = 3
 """k, unless it is given."""

@@ -26,7 +26,7 @@ from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
 from harness.judging.findings import CheckResult, Finding, Judgement, how_many
 from harness.mutants.install import with_mutants
-from harness.profiles.cells import CellName, EngineGroup, all_cells, make_plan, start_expected_s
+from harness.profiles.cells import CellName, EngineGroup, all_cells, make_plan, start_expected_s, what_lists
 from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_trusted
 from harness.prompts.model import Prompt, load_prompts
@@ -38,9 +38,10 @@ from harness.runner.record_cells import record_cells
 from harness.runner.run import new_folder, prepared_recorder
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import Interval, interval_of
+from harness.util.choices import either, nearest, no_such
 from harness.util.files import write_json
+from harness.util.invalid_data import describe_validation_error
 from harness.util.progress import Reporter
-from harness.util.strict import describe_validation_error
 from harness.workload.cells import CellWork, Choice, cell_work, spread
 from harness.workload.prepare import Prepared, prepare, without_rescoring
 
@@ -304,12 +305,14 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
             )
     cells = {c.id: c for c in all_cells(profile)}
     if target.cell not in cells:
-        raise UsageError(f"expected a cell of profile {profile.name} ({', '.join(cells)}), found {target.cell!r}")
-    if target.prompt is not None and target.prompt not in {p.id for p in prompts.prompts}:
-        strata = ", ".join(dict.fromkeys(p.stratum for p in prompts.cold))
+        raise no_such("--cell", target.cell, list(cells), *what_lists(profile, "cell"))
+    ids = [p.id for p in prompts.prompts]
+    if target.prompt is not None and target.prompt not in ids:
+        strata = list(dict.fromkeys(p.stratum for p in prompts.cold))
+        near = nearest(target.prompt, [*strata, *ids])
         raise UsageError(
-            f"expected the id of a prompt of {profile.workload.prompts.name}, or a stratum ({strata}), found "
-            f"{target.prompt!r}"
+            f"--prompt {target.prompt!r}: expected the id of a prompt of {profile.workload.prompts.name}, or a stratum "
+            f"({', '.join(strata)}), found neither{f'; did you mean {either(near)}?' if near else ''}"
         )
     choice = Choice(
         scenarios=(target.scenario,),

@@ -30,9 +30,10 @@ from harness.history.witness import KVWitness
 from harness.profiles.cells import CellName
 from harness.util import json_io
 from harness.util.files import require_no_links, write_json
+from harness.util.invalid_data import describe_validation_error
 from harness.util.json_io import MIB, printable
 from harness.util.storage import LineFile, writing
-from harness.util.strict import Strict, describe_validation_error
+from harness.util.strict import Strict
 
 _MOST_BYTES = 256 * MIB
 """Largest run.json that is read; that of a thousand cells has about 4 MiB."""

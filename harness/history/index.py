@@ -20,7 +20,7 @@ from harness.errors import DataError
 from harness.history.records import Observation
 from harness.util import json_io
 from harness.util.byte_cache import ByteCache
-from harness.util.strict import describe_validation_error
+from harness.util.invalid_data import describe_validation_error
 
 LONGEST_LINE = 16 << 20
 """Bytes of the longest line that is read, far above what an answer needs. The hole that a full disk leaves at the end

@@ -18,7 +18,8 @@ from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
 from harness.history.layout import witness_files
 from harness.util import json_io
-from harness.util.strict import Strict, describe_validation_error
+from harness.util.invalid_data import describe_validation_error
+from harness.util.strict import Strict
 
 _Model = TypeVar("_Model", bound=Strict)
 Moment = Literal["begin", "end", "answer"]

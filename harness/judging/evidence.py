@@ -18,7 +18,7 @@ from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
-from harness.util.strict import describe_validation_error
+from harness.util.invalid_data import describe_validation_error
 
 T = TypeVar("T")
 _KEPT = 6

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from harness.errors import UsageError
 from harness.profiles.methods import Method
 from harness.profiles.model import ROUTES, Expected, Profile, Route, TopologyName
+from harness.util.choices import matching, no_such
 
 Role = Literal["single", "prefill", "decode", "second-prefill"]
 """The role of an engine in its group."""
@@ -183,13 +185,19 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
     if not patterns:
         return cells
     known = [c.id for c in cells]
+    wanted: set[str] = set()
     for pattern in patterns:
-        if not any(matches(k, pattern) for k in known):
-            raise UsageError(
-                f"--cell {pattern!r}: expected a pattern that matches a cell of profile {profile.name} "
-                f"({', '.join(known)}), found no match"
-            )
-    return [c for c in cells if any(matches(c.id, p) for p in patterns)]
+        found = matching(pattern, known, matches)
+        if not found:
+            raise no_such("--cell", pattern, known, *what_lists(profile, "cell"))
+        wanted.update(found)
+    return [c for c in cells if c.id in wanted]
+
+
+def what_lists(profile: Profile, noun: str) -> tuple[str, str]:
+    """Return what there is none of, for a message, and the command that lists all of them."""
+    shipped = (Path(__file__).resolve().parent / f"{profile.name}.yaml").is_file()
+    return f"{noun} of profile {profile.name}", f"harness list {noun}s -p {profile.name if shipped else 'FILE'}"
 
 
 def excluded_cells(profile: Profile) -> dict[str, str]:

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.errors import DataError
 from harness.util import clock, yaml_io
-from harness.util.strict import Strict, describe_validation_error
+from harness.util.invalid_data import describe_validation_error
+from harness.util.strict import Strict
 
 MOST_DAYS = 120
 """Most days from the day on which an entry was added, or last renewed, to its expiry."""

@@ -16,8 +16,9 @@ from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merge
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
 from harness.util import json_io, yaml_io
+from harness.util.choices import either, nearest, same_name
+from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY, joined
-from harness.util.strict import describe_validation_error
 
 SHIPPED_PROFILES = Path(__file__).resolve().parent
 _MOST_BYTES = 16 * json_io.MIB
@@ -64,9 +65,11 @@ def read_profile(name_or_path: str, with_prompts: bool = False) -> Profile:
     return profile
 
 
-def require_profile(name_or_path: str) -> None:
-    """Raise ProfileError unless there is such a profile; nothing of it is read."""
-    _profile_path(name_or_path, Path())
+def require_profile(name_or_path: str) -> str:
+    """Return the name of a shipped profile as it is spelt, or the path as given; nothing of the profile is read. Raises
+    ProfileError unless there is such a profile."""
+    found = _profile_path(name_or_path, Path())
+    return found.stem if found.parent == SHIPPED_PROFILES else name_or_path
 
 
 def profile_of(text: str, folder: Path) -> Profile:
@@ -121,15 +124,18 @@ def _validated(raw: Mapping[str, Any], path: Path) -> Profile:
 
 def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
     """Return the file of a shipped profile, or a path relative to ``base``."""
-    if name_or_path in shipped_profile_names():
-        return SHIPPED_PROFILES / f"{name_or_path}.yaml"
+    shipped = shipped_profile_names()
     path = base / name_or_path
-    if not path.is_file():
-        raise ProfileError(
-            f"{source}expected a shipped profile ({', '.join(shipped_profile_names())}) or the path of a YAML file, "
-            f"found {name_or_path!r}, which is neither"
-        )
-    return path
+    if name_or_path not in shipped and path.is_file():
+        return path
+    if (name := same_name(name_or_path, shipped)) is not None:
+        return SHIPPED_PROFILES / f"{name}.yaml"
+    near = nearest(name_or_path, shipped)
+    hint = f"did you mean {either(near)}?" if near else f"shipped profiles: {', '.join(shipped)}"
+    raise ProfileError(
+        f"{source}expected a shipped profile or the path of a YAML file, found {name_or_path!r}, which is neither; "
+        f"{hint} (`harness list profiles` says what they are)"
+    )
 
 
 def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:

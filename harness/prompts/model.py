@@ -20,8 +20,9 @@ from harness.profiles.model import PromptRecipe
 from harness.prompts import probe_task
 from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.util.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
+from harness.util.invalid_data import describe_validation_error
 from harness.util.names import SafeName
-from harness.util.strict import Strict, describe_validation_error
+from harness.util.strict import Strict
 
 FORMAT = "kv-acceptance-harness/prompts/1"
 _SHORTEST = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from harness.util import json_io
 
@@ -30,23 +30,3 @@ def part_of(path: Path, kind: type[_Model]) -> _Model | None:
 def shortened(text: str) -> str:
     """Return the beginning of a text, short enough to be quoted in a sentence."""
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-
-
-_KINDS = {list: "a list", type(None): "nothing"}
-
-
-def describe_validation_error(error: ValidationError) -> str:
-    """Return one line per problem: where it is, what was expected and what was found."""
-    lines = []
-    for item in error.errors():
-        where = ".".join(str(p) for p in item["loc"]) or "(top level)"
-        found = item.get("input")
-        text = item["msg"]
-        if item["type"] == "extra_forbidden":
-            text = "unknown key; remove it or check its spelling"
-        elif item["type"] in ("model_type", "dict_type"):
-            text = f"expected keys with values, found {_KINDS.get(type(found), shortened(repr(found)))}"
-        elif not isinstance(found, (dict, list)):
-            text += f", found {shortened(repr(found))}"
-        lines.append(f"  {where}: {text}")
-    return "\n".join(lines)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from harness.errors import UsageError
 from harness.history.records import COLD, Form
-from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s
+from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s, what_lists
 from harness.profiles.model import Profile, Workload
 from harness.prompts.model import Prompt, PromptSet
 from harness.scenarios.base import Script
+from harness.util.choices import matching, no_such
 from harness.workload.scripts import drawn, scripts
 
 
@@ -131,15 +130,15 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
     """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
     known = list(dict.fromkeys([COLD, *(s.id for part in profile.written_parts for s in part.scenarios)]))
-    for pattern in patterns:
-        if not fnmatch.filter(known, pattern):
-            raise UsageError(
-                f"--scenario {pattern!r}: expected a pattern that matches a scenario of profile {profile.name} "
-                f"({', '.join(known)}), found no match"
-            )
     if not patterns:
         return EVERYTHING
-    return Choice(scenarios=frozenset(k for k in known if any(fnmatch.fnmatchcase(k, p) for p in patterns)))
+    wanted: set[str] = set()
+    for pattern in patterns:
+        found = matching(pattern, known)
+        if not found:
+            raise no_such("--scenario", pattern, known, *what_lists(profile, "scenario"))
+        wanted.update(found)
+    return Choice(scenarios=frozenset(wanted))
 
 
 def expected_s(plan: Plan, works: Sequence[CellWork]) -> float:

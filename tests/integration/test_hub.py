@@ -110,7 +110,7 @@ def test_bad_references_are_refused(raw, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda r: r.update(target={"repo": TARGET}), "target.hub.revision: Field required"),
+        (lambda r: r.update(target={"repo": TARGET}), "target.hub.revision: expected this key, found none"),
         (lambda r: r.update(target={"repo": TARGET, "revision": "abcdef12"}), "target.hub.revision: .*40 lower-case"),
         (lambda r: r["methods"][1].update(drafter={"repo": "x", "revision": "main"}), "drafter.hub.repo"),
         (lambda r: r.update(target=3), "target.path"),
@@ -464,7 +464,7 @@ def test_models_command_shows_fetches_and_verifies(served, tmp_path):
     [
         ({"repo": GATED, "revision": "main"}, 2, "found no token; ask for access at"),
         ({"repo": TARGET, "revision": "main", "commit": B}, 64, f"expected commit {B}, found that 'main' is now {A}"),
-        ({"repo": TARGET}, 64, "Field required"),
+        ({"repo": TARGET}, 64, "expected this key, found none"),
     ],
 )
 def test_models_command_says_what_is_wrong(served, tmp_path, target, code, sentence):

@@ -762,7 +762,7 @@ def test_cells_are_expected_with_all_their_requests(tmp_path):
     only = merge([folder], tmp_path / "cold", MergeOptions("cpu", scenarios=("cold",), keep_going=True))
     assert only.cell("pd-none").scenarios == {}
     odd = MergeOptions(expect="cpu", scenarios=("warm",))
-    refused("expected a pattern that matches a scenario", [folder], tmp_path / "odd", odd)
+    refused("there is no such scenario", [folder], tmp_path / "odd", odd)
 
 
 def test_recorded_profile_that_cannot_be_read_is_said(tmp_path):

@@ -16,7 +16,7 @@ from harness.profiles.cells import Cell, select_cells
 from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
 from harness.prompts.model import load_prompts
-from harness.util.strict import describe_validation_error
+from harness.util.invalid_data import describe_validation_error
 from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios
 
 

@@ -14,6 +14,7 @@ from harness.profiles.load import load_profile
 from harness.profiles.methods import Method
 from harness.profiles.model import ROUTES, Profile, TopologyName
 from harness.prompts.model import Prompt, PromptSet
+from harness.util.choices import named
 from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 
 
@@ -46,9 +47,7 @@ def select_trials(
 
     Raises UsageError on an unknown id, and where the method can show none.
     """
-    for mutant in mutants:
-        if mutant not in MUTANTS:
-            raise UsageError(f"--mutant {mutant!r}: expected one of {', '.join(MUTANTS)}, found no such fault")
+    mutants = [named("--mutant", mutant, list(MUTANTS), "fault", "harness list faults") for mutant in mutants]
     usual = tuple(m for m, t in TRIALS.items() if complete or not t.long)
     chosen = mutants or (HISTORIC if quick else usual)
     # M9 comes last: it leaves blocks on P until their lease ends, so that the caches cannot be emptied.

@@ -226,8 +226,8 @@ def test_run_that_cannot_pass_never_becomes_known(tmp_path, run, verdict):
         ({"expires": date(2199, 1, 1)}, "which is 63128 days; choose an earlier day"),
         ({"expires": date(2026, 2, 1)}, "which is -28 days"),
         ({"added": date(2199, 1, 1), "expires": date(2199, 2, 1)}, "correct `added`, or this machine's clock"),
-        ({"at_most": 0}, "greater than or equal to 1"),
-        ({"checks": []}, "at least 1 item"),
+        ({"at_most": 0}, "expected a number of at least 1, found 0"),
+        ({"checks": []}, "expected a list with at least 1 of them, found an empty list"),
     ],
 )
 def test_entry_that_is_too_wide_is_refused(tmp_path, change, words):

@@ -87,7 +87,7 @@ def test_cells_are_chosen_and_left_out_by_variant(tmp_path):
     assert not [c for c in all_cells(profile) if c.variant == "v2.lease10" or c.routed]
     assert excluded_cells(profile)["pd-eagle3+v2.lease10"] == reason
     assert [c.id for c in select_cells(profile, ["*-none+v1"])] == ["pd-none+v1", "single-none+v1"]
-    with pytest.raises(UsageError, match="found no match"):
+    with pytest.raises(UsageError, match="there is no such cell"):
         select_cells(profile, ["*+v3"])
 
 

@@ -52,7 +52,7 @@ def test_a_p_that_writes_may_be_one_of_several(tmp_path):
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ({"kv_connector": "../x"}, "String should match pattern"),
+        ({"kv_connector": "../x"}, "expected text of the form"),
         ({"kv_connector": "MultiConnector"}, "expected connectors with MultiConnector, a list of mappings"),
         ({"kv_connector": "MultiConnector", KEY: {"connectors": []}}, "expected connectors with MultiConnector"),
         ({"kv_connector": "MultiConnector", KEY: {"connectors": [{}]}}, "expected connectors with MultiConnector"),

@@ -1,0 +1,69 @@
+"""Names that are misspelt: the nearest ones are named, and what is only written otherwise is understood."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import ProfileError, UsageError
+from harness.mutants.catalogue import MUTANTS
+from harness.profiles.cells import select_cells
+from harness.profiles.load import load_profile, require_profile
+from harness.util.choices import either, matching, named, nearest
+from harness.workload.cells import choose_scenarios
+
+PROFILE = load_profile("cpu")
+FAULTS = list(MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cells"),
+    [
+        ("pd-eagle3 ", ["pd-eagle3"]),
+        ("PD-Eagle3", ["pd-eagle3"]),
+        (" *-NONE", ["pd-none", "single-none"]),
+        ("pd-eagle3*", ["pd-eagle3", "pd-eagle3-router"]),
+    ],
+)
+def test_blanks_and_letter_case_do_not_matter(pattern, cells):
+    assert [c.id for c in select_cells(PROFILE, [pattern])] == cells
+
+
+def test_a_name_as_it_is_written_comes_before_one_in_other_letters():
+    assert matching("A*", ["Ab", "ab"]) == ["Ab"]
+    assert (named("-m", " m4", FAULTS, "fault", "list"), named("-m", "M1C", FAULTS, "fault", "list")) == ("M4", "M1c")
+    assert require_profile("CPU") == require_profile(" cpu") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("pd-eagel3", "there is no such cell of profile cpu; did you mean pd-eagle3 or pd-eagle3-router?"),
+        ("pd-eagel*", "did you mean pd-eagle3"),
+        ("nothing", "there are pd-none, pd-none-router, .*, single-mtp .`harness list cells -p cpu` lists all"),
+        ("pd-none,single-none", "repeat the option: --cell pd-none --cell single-none"),
+    ],
+)
+def test_the_nearest_cells_are_named(pattern, words):
+    with pytest.raises(UsageError, match=words.replace("?", r"\?")):
+        select_cells(PROFILE, [pattern])
+
+
+def test_the_nearest_scenario_profile_and_fault_are_named():
+    with pytest.raises(UsageError, match=r"there is no such scenario of profile cpu; did you mean prefix-hit"):
+        choose_scenarios(PROFILE, ["prefx-hit"])
+    with pytest.raises(UsageError, match="repeat the option: --scenario cold --scenario prefix-hit"):
+        choose_scenarios(PROFILE, ["cold,prefix-hit"])
+    with pytest.raises(ProfileError, match=r"found 'gpuu', which is neither; did you mean gpu\?"):
+        require_profile("gpuu")
+    with pytest.raises(UsageError, match=r"--mutant 'M99': there is no such fault; did you mean M9"):
+        named("--mutant", "M99", FAULTS, "fault", "harness list faults")
+
+
+def test_a_long_list_is_cut():
+    with pytest.raises(UsageError, match=rf"there are M1, .* and {len(FAULTS) - 12} more"):
+        named("--mutant", "?", FAULTS, "fault", "harness list faults")
+
+
+def test_what_is_like_nothing_has_no_nearest_name():
+    assert nearest("zzz", FAULTS) == nearest("", FAULTS) == []
+    assert either(["a"]) == "a" and either(["a", "b"]) == "a or b" and either(["a", "b", "c"]) == "a, b or c"
