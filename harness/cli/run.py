@@ -379,7 +379,9 @@ def fuzz_command(
     *,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
-    minutes: Annotated[float, typer.Option(metavar="N", min=0.1, help="About how long it takes.")] = 5,
+    minutes: Annotated[
+        float, typer.Option(metavar="N", min=0.1, max=1440, help="About how long it takes; a day at most.")
+    ] = 5,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed gives the same traces.")] = 0,
     engines: EngineOptions,
 ) -> None:

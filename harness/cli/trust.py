@@ -57,7 +57,7 @@ def selftest_command(
 def aa_command(
     *,
     repeat: Annotated[
-        int, typer.Option("--repeat", "-n", metavar="N", min=2, help="Number of times each cell is run.")
+        int, typer.Option("--repeat", "-n", metavar="N", min=2, max=10_000, help="Number of times each cell is run.")
     ] = 2,
     of: Selection,
     prompts: Annotated[
@@ -92,7 +92,13 @@ def soak_command(
     profile: ProfileOption = "cpu",
     cell: Annotated[str, typer.Option("--cell", "-c", autocompletion=completion.cells, help="The cell.")] = "pd-eagle3",
     minutes: Annotated[
-        float, typer.Option(metavar="N", min=0.1, help="Minutes under load; a round that has begun is finished.")
+        float,
+        typer.Option(
+            metavar="N",
+            min=0.1,
+            max=10_080,
+            help="Minutes under load, a week at most; a round that has begun is finished.",
+        ),
     ] = 60,
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Number of concurrent requests.")] = 4,
     engines: EngineOptions,

@@ -138,3 +138,19 @@ def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
         code, said = inside(*case, str(tmp_path / file), "--export-issue")
         assert code == 64 and words in " ".join(said.split())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.md", "y.py"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("fuzz", "--minutes", "inf"),
+        ("fuzz", "--minutes", "1441"),
+        ("soak", "--minutes", "inf"),
+        ("soak", "--minutes", "1e300"),
+        ("soak", "--minutes", "nan"),
+        ("aa", "--repeat", "99999999999"),
+    ],
+)
+def test_what_would_never_end_is_refused(command):
+    code, words = inside(*command)
+    assert code == 64 and f"Invalid value for '{command[1]}'" in words.replace("' / '-n", "")
