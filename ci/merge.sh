@@ -46,7 +46,7 @@ keep() {
   cp -r reports/merged/. "$night"
   rm -rf "$night/logs"
   find "$folder" -mindepth 1 -maxdepth 1 -type d -print0 | sort -z | head -z -n "-${HARNESS_NIGHTS:-60}" | xargs -0r rm -rf
-  if ci/harness.sh trend "$folder" --out reports/merged/trend.html >reports/merged/trend.txt; then
+  if ci/harness.sh trend "$folder" --out reports/merged >reports/merged/trend.txt; then
     cat reports/merged/trend.txt
   else
     printf 'ci: no trend; it takes two nights\n' >&2

@@ -13,10 +13,13 @@ from harness.cli.options import (
     BaselinesOption,
     JsonOption,
     KnownOption,
+    ReportsOption,
     RunDir,
     StrictOption,
+    folder_alone,
     make_console,
     print_json,
+    reports_folder,
 )
 from harness.errors import StorageError, UsageError
 from harness.history.layout import require_run
@@ -26,8 +29,14 @@ if TYPE_CHECKING:
     from harness.reports.summary import RunSummary
 
 MetricsFormat = Literal["csv", "openmetrics"]
-ReportsOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Write the run's reports into this folder.")
+CheckReportsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        callback=reports_folder,
+        help="Write the run's reports into this folder, which is made if it is missing.",
+    ),
 ]
 
 
@@ -54,7 +63,7 @@ def check_command(
     record: Annotated[
         str | None, typer.Option(metavar="SHA256", help="Judge only the record with this hash, or a prefix of it.")
     ] = None,
-    out: ReportsOption = None,
+    out: CheckReportsOption = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write reports into the run's folder, in place of those it has.")
     ] = False,
@@ -86,13 +95,7 @@ def report_command(
             help="Compare this run with RUN_DIR: report --compare FIRST SECOND.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Folder to write the reports into, instead of the run's. With --compare: the file to write.",
-        ),
-    ] = None,
+    out: ReportsOption = None,
     baselines: BaselinesOption = None,
     known: KnownOption = None,
     format_: Annotated[
@@ -120,7 +123,7 @@ def report_command(
         typer.echo(RENDER[format_](judge_again(run_dir, references).summary), nl=False)
         return
     if compare is not None:
-        _compare(compare, run_dir, out or run_dir / "compare.html", references, as_json)
+        _compare(compare, run_dir, (out or run_dir) / "compare.html", references, as_json)
         return
     outcome = judge_again(run_dir, references, out or run_dir)
     if outcome.summary.unwritten:
@@ -150,9 +153,7 @@ def _compare(first: Path, second: Path, page: Path, references: References, as_j
 
 def trend_command(
     runs_dir: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of recorded runs, e.g. reports.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write. Default: RUNS_DIR/trend.html.")
-    ] = None,
+    out: ReportsOption = None,
     nights: Annotated[
         int,
         typer.Option(
@@ -175,7 +176,7 @@ def trend_command(
     found = load_trend(runs_dir, nights, References(baselines, known))
     if not as_json:
         print_trend(found, make_console())
-    target = out or runs_dir / "trend.html"
+    target = (out or runs_dir) / "trend.html"
     write_atomic(target, render_trend(found, target))
     if as_json:
         print_json({**shapes.trend(found), "report": str(target)})
@@ -187,7 +188,9 @@ def merge_command(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Recorded runs, or folders with runs below them.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the merged run; new or empty.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", callback=folder_alone, help="Folder of the merged run; new or empty.")
+    ],
     expect: Annotated[
         str | None,
         typer.Option(

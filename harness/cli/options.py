@@ -58,6 +58,23 @@ def _run(context: typer.Context, value: Path) -> Path:
     return value
 
 
+def folder_alone(context: typer.Context, value: Path | None) -> Path | None:
+    """Raise UsageError for what is, or looks like, the file of a report where a folder is meant."""
+    if value is not None and not context.resilient_parsing and (value.suffix.lower() == ".html" or value.is_file()):
+        raise UsageError(
+            f"--out {value}: expected a folder, found the name of a file; name the folder that it is to be written into"
+        )
+    return value
+
+
+def reports_folder(context: typer.Context, value: Path | None) -> Path | None:
+    """Raise UsageError as ``folder_alone`` does, and for a folder that lies in none."""
+    value = folder_alone(context, value)
+    if value is not None and not context.resilient_parsing and not value.absolute().parent.is_dir():
+        raise UsageError(f"--out {value}: there is no folder {value.absolute().parent}; make it, or name another one")
+    return value
+
+
 def _fault_option(words: str) -> Any:
     return typer.Option(
         "--mutant", "-m", metavar="FAULT", callback=_faults, autocompletion=completion.faults, help=words
@@ -118,7 +135,22 @@ QuickOption = Annotated[
 ]
 OutOption = Annotated[
     Path,
-    typer.Option("--out", metavar="DIR", show_default=False, help="Folder for runs. Default: reports/ of the project."),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        show_default=False,
+        callback=folder_alone,
+        help="Folder for runs. Default: reports/ of the project.",
+    ),
+]
+ReportsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        callback=reports_folder,
+        help="Folder to write into, which is made if it is missing. Default: that of the run or runs.",
+    ),
 ]
 PythonOption = Annotated[
     str | None,

@@ -456,7 +456,7 @@ def test_nights_are_kept_with_their_trend_which_changes_no_verdict(tmp_path):
     environment = {"HARNESS_PROFILE": "my night.yaml", "HARNESS_HISTORY": str(folder / "nights"), "HARNESS_NIGHTS": "2"}
     found, calls = call(folder, "merge.sh", **environment)
     assert found == 1
-    assert calls[1] == f"trend {old[0].parent} --out reports/merged/trend.html"
+    assert calls[1] == f"trend {old[0].parent} --out reports/merged"
     kept = sorted(old[0].parent.iterdir())
     assert len(kept) == 2 and kept[0] == old[2]
     assert (kept[1] / "run.json").exists() and not (kept[1] / "logs").exists()

@@ -144,9 +144,9 @@ def test_runs_are_compared_and_trended_with_baselines_of_the_users_own(tmp_path:
         (folder / "run.json").write_text(json.dumps(sealed({**record, "run_id": name}, folder)))
     first, second = (str(tmp_path / "runs" / n) for n in ("a", "b"))
     mine = ["--baselines", str(BASELINES)]
-    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c.html"))
+    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c"))
     assert code == 0 and "UNKNOWN" in output and "PASS" not in output
-    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c.html"), *mine)
+    code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c"), *mine)
     assert code == 0 and "PASS" in output and "UNKNOWN" not in output
     code, output = run("trend", str(tmp_path / "runs"))
     assert code == 0 and "2 of them not passing" in output

@@ -154,3 +154,30 @@ def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
 def test_what_would_never_end_is_refused(command):
     code, words = inside(*command)
     assert code == 64 and f"Invalid value for '{command[1]}'" in words.replace("' / '-n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("report", "RUN", "--compare", "RUN", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
+        (("trend", "{0}", "--out", "{0}/x.HTML"), "expected a folder, found the name of a file"),
+        (("check", "RUN", "--out", "{0}/taken"), "expected a folder, found the name of a file"),
+        (("merge", "RUN", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
+        (("run", "-c", "single-none", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
+        (("report", "RUN", "--compare", "RUN", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),
+        (("trend", "{0}", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),
+        (("check", "RUN", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),
+    ],
+)
+def test_out_is_a_folder_that_lies_in_one(tmp_path: Path, command: tuple[str, ...], words: str):
+    (tmp_path / "taken").touch()
+    run = str(REPOSITORY / "tests" / "golden" / "runs" / "M1")
+    code, said = inside(*(run if part == "RUN" else part.format(tmp_path) for part in command))
+    assert code == 64 and words.format(tmp_path) in said, said
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_pages_of_several_runs_lie_in_the_folder(tmp_path: Path):
+    runs = REPOSITORY / "tests" / "golden" / "runs"
+    code, said = inside("report", str(runs / "M1"), "--compare", str(runs / "M1"), "--out", str(tmp_path / "new"))
+    assert code == 0 and (tmp_path / "new" / "compare.html").is_file(), said

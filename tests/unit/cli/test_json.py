@@ -84,7 +84,7 @@ def test_next_step_of_a_red_run_is_the_command_that_shows_its_cause_again(run):
 
 def test_two_runs_and_many(run, tmp_path: Path):
     one = run("pass")
-    code, found = value("report", one, "--compare", one, "--out", str(tmp_path / "compare.html"))
+    code, found = value("report", one, "--compare", one, "--out", str(tmp_path / "compared"))
     assert code == 0 and list(found) == documented("`report --compare`")
     assert found["cells"][0]["verdicts"] and found["new"] == found["resolved"] == []
     other = run("resumed")
