@@ -96,7 +96,13 @@ def init_command(
     drafts: Annotated[int | None, typer.Option("-k", metavar="N", help="Drafts per step. Default: 3.")] = None,
     device: Annotated[str, typer.Option(metavar="cpu|gpu", help="What the engines run on.")] = "gpu",
     block_size: Annotated[
-        int | None, typer.Option(min=8, max=1024, help="Tokens of a KV block. Default: 16 on GPU, 32 on CPU.")
+        int | None,
+        typer.Option(
+            min=16,
+            max=1024,
+            metavar="N",
+            help="Tokens of a KV block: a multiple of 16 on GPU (default 16), of 32 on CPU (default 32; 16 for MLA).",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the profile. Default: that of the target, in lower case.")

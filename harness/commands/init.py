@@ -15,8 +15,10 @@ from harness.errors import HarnessError, ProfileError, UsageError
 from harness.profiles.hub import Hub
 from harness.profiles.load import check_paths, profile_of
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
-from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, named_on_hub
+from harness.profiles.model import Profile
+from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, described_in, named_on_hub
 from harness.prompts.datasets import read_texts
+from harness.util.choices import either, nearest
 from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY, beneath
 
@@ -169,8 +171,20 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
         count=count,
         judging=_JUDGING[wanted.device].format(request_s=_request_s(wanted, max_tokens)),
     )
-    check_paths(profile_of(text, folder), out or Path("(standard output)"), with_prompts=False)
+    profile = profile_of(text, folder)
+    _require_tokenizer(profile, wanted)
+    check_paths(profile, out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
+
+
+def _require_tokenizer(profile: Profile, wanted: InitOptions) -> None:
+    """Raise UsageError when the target's folder has no tokenizer, and none was named."""
+    folder = described_in(profile.target)
+    if wanted.tokenizer is None and folder is not None and not (folder / "tokenizer_config.json").is_file():
+        raise UsageError(
+            f"--target {wanted.target}: the folder has no tokenizer (tokenizer_config.json); name one with --tokenizer "
+            "MODEL, a folder or a name on the hub"
+        )
 
 
 def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
@@ -180,8 +194,10 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     if out is not None and not out.absolute().parent.is_dir():
         yield f"--out {out}: expected a folder {out.absolute().parent}, found none; make it, or name another file"
     if method not in ("none", *KNOWN_METHODS):
+        near = nearest(method, KNOWN_METHODS)
+        hint = f"did you mean {either(near)}?" if near else f"it knows none, {', '.join(KNOWN_METHODS)}."
         yield (
-            f"--method {method}: expected none, {', '.join(KNOWN_METHODS)}; for another method of vLLM, write its "
+            f"--method {method}: `init` knows no such method; {hint} For another method of vLLM, write its "
             "speculative_config into the profile by hand (docs/profiles.md)"
         )
     traits = traits_of(method, {})
@@ -196,6 +212,12 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     if drafts is not None and not 1 <= drafts <= most:
         yield f"-k {drafts}: expected 1 to {most} drafts a step"
     size = wanted.block_size or _BLOCK_SIZE[wanted.device]
+    if not _may_have(size, wanted.device):
+        multiple = _BLOCK_SIZE[wanted.device]
+        yield (
+            f"--block-size {size}: expected a multiple of {multiple}, as vLLM's attention on {wanted.device} wants; "
+            f"give {' or '.join(str(n) for n in (size // multiple * multiple, (size // multiple + 1) * multiple) if n)}"
+        )
     reserved = (drafts or _DRAFTS) + traits.bonus_slot if traits.reserves and method != "none" else 0
     if reserved >= size:
         yield (
@@ -204,6 +226,11 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
         )
     if wanted.name is not None and _name(wanted.name) != wanted.name:
         yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {_name(wanted.name)}"
+
+
+def _may_have(size: int, device: Device) -> bool:
+    """Return whether vLLM has an attention with blocks of this size; on CPUs, that of MLA wants 16."""
+    return size % _BLOCK_SIZE[device] == 0 or (device == "cpu" and size == 16)
 
 
 def _per_stratum(wanted: InitOptions) -> int:

@@ -22,6 +22,8 @@ class PrepareStep(NamedTuple):
 
     what: str
     argv: tuple[str, ...]
+    way_out: str = ""
+    """What to do where the command cannot succeed, as without a hub."""
 
 
 def next_step(profile: str, engine_python: str | None = None) -> PrepareStep | None:
@@ -32,10 +34,19 @@ def next_step(profile: str, engine_python: str | None = None) -> PrepareStep | N
     if any(
         hub.cached(ref, role) is None for part in written.written_parts for role, ref in references_of(part).items()
     ) or any(m.folder is None for m in survey_convertible(written)):
-        return PrepareStep("download the models that are not here", ("models", "--profile", profile, "--download"))
+        name = shlex.quote(profile)
+        way_out = (
+            "without a hub, fill a cache elsewhere and set HF_HOME to it, or name folders in the profile; the prompts "
+            f"need no hub: harness prompts build recipe --profile {name} --file FILE"
+        )
+        return PrepareStep(
+            "download the models that are not here", ("models", "--profile", profile, "--download"), way_out
+        )
     if any(not p.workload.prompts.is_file() and p.workload.recipe is not None for p in written.written_parts):
         what = "build the prompt sets of the texts that their recipes name; no engine is started"
-        return PrepareStep(what, ("prompts", "build", "recipe", "--profile", profile))
+        argv = ("prompts", "build", "recipe", "--profile", profile)
+        way_out = f"with texts of your own: {shlex.join(('harness', *argv))} --file FILE"
+        return PrepareStep(what, argv, way_out)
     prepared = prepare(profile, [], record=True)
     if not all(found.found for found in lookups_now(prepared, None).values()):
         own = ("--engine-python", engine_python) if engine_python is not None else ()
@@ -60,4 +71,7 @@ def make_missing(profile: str, tell: Callable[[str], None], engine_python: str |
         code = subprocess.run([sys.executable, "-m", "harness", *step.argv], check=False).returncode
         if code:
             kind = UsageError if code == UsageError.exit_code else EnvironmentFault
-            raise kind(f"--prepare: expected {command} to succeed, found exit code {code}; put right what it says")
+            raise kind(
+                f"--prepare: expected {command} to succeed, found exit code {code}; put right what it says"
+                + (f", or {step.way_out}" if step.way_out else "")
+            )

@@ -34,6 +34,8 @@ from harness.prompts.model import (
 )
 from harness.util.files import sha256_bytes
 
+_REFUSED = "with characters that have no token, or a marker of the template"
+
 
 class Built(NamedTuple):
     """A set of natural prompts and what became of the other texts."""
@@ -102,7 +104,7 @@ def build_natural_prompts(
     too_long: list[SizedText] = []
     for row, text in texts.rows:
         if not chat.accepts(text):
-            dropped["contains characters without a token, or a marker of the template"] += 1
+            dropped[_REFUSED] += 1
             continue
         sized = SizedText(row, text, len(chat.render(text).ids))
         (too_long if sized.tokens > longest else usable).append(sized)
@@ -123,10 +125,7 @@ def build_natural_prompts(
         prompts += echo_prompts(chat.render, chat.all_words(), lambda least: filling(layout, echo, least), layout)
     dropped[f"longer than {longest} tokens"] = len(too_long)
     if not any(p.use == "cold" for p in prompts):
-        raise DataError(
-            f"{texts.source.dataset}: expected texts that fit into {longest} tokens with the chat template, found "
-            "none; give different texts, larger blocks or more blocks"
-        )
+        raise DataError(_unusable(texts, dropped, longest))
     lacking: tuple[str, ...] = ()
     if scenarios is not None:
         # Texts that no cold prompt is made of come first.
@@ -137,6 +136,21 @@ def build_natural_prompts(
     origin = f"{what} of {texts.source.dataset}, padded by `harness prompts build`"
     prompt_set = make_prompt_set(prompts, tokenizer_folder, origin, layout, texts.source, chat.date, template)
     return Built(prompt_set, {reason: n for reason, n in dropped.items() if n}, chat.shortest, lacking)
+
+
+def _unusable(texts: Texts, dropped: Mapping[str, int], longest: int) -> str:
+    """Return why no prompt can be made of texts, with the number of those left out for each reason."""
+    reasons = {reason: n for reason, n in dropped.items() if n}
+    left_out = "; ".join(f"{n} {reason}" for reason, n in reasons.items()) or "there is none"
+    remedy = (
+        "give texts in the language of the tokenizer, or the tokenizer of this model"
+        if max(reasons, key=reasons.__getitem__, default="") == _REFUSED
+        else "give other texts, larger blocks or more blocks"
+    )
+    return (
+        f"{texts.source.dataset}: expected texts that fit into {longest} tokens with the chat template, found none "
+        f"among {len(texts.rows)}: {left_out}; {remedy}"
+    )
 
 
 def _halves(texts: Sequence[SizedText], layout: Layout) -> dict[Use, list[SizedText]]:

@@ -213,9 +213,13 @@ def test_unsuitable_texts_are_left_out_with_their_count(folder, texts):
     odd = Texts((*texts.rows, (90, "Say <|end|> twice."), (91, "long " * 2000)), texts.source)
     dropped = build_natural_prompts(folder, odd, Layout(block_size=32), 1).dropped
     assert dropped["longer than 191 tokens"] == 1
-    assert dropped["contains characters without a token, or a marker of the template"] == 1
+    assert dropped["with characters that have no token, or a marker of the template"] == 1
     with pytest.raises(DataError, match=r"expected texts that fit into .* tokens with the chat template"):
         build_natural_prompts(folder, odd._replace(rows=odd.rows[-2:]), Layout(block_size=32), 1)
+    refused = tuple((n, "Say <|end|> twice.") for n in range(3))
+    words = "found none among 4: 3 with characters that have no token, .*; 1 longer than 191 tokens; give texts in the"
+    with pytest.raises(DataError, match=words):
+        build_natural_prompts(folder, odd._replace(rows=(*refused, odd.rows[-1])), Layout(block_size=32), 1)
 
 
 def test_texts_that_cannot_be_padded_take_another_length_or_are_dropped(folder, texts, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands.init import InitOptions, new_profile
-from harness.errors import EnvironmentFault, ProfileError, UsageError
+from harness.errors import EnvironmentFault, UsageError
 from harness.judging.power import sensitivity
 from harness.profiles.hub import Hub, Remote
 from harness.profiles.load import read_profile
@@ -85,10 +85,15 @@ def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device)
         ({"method": "none"}, "--drafter: expected --method NAME with it"),
         ({"method": "none", "drafter": None}, "-k: expected --method NAME with it"),
         ({"method": "ngram"}, "--method ngram: expected no --drafter, since it drafts without a model, found me/x"),
-        ({"method": "eagel3"}, "--method eagel3: expected none, dflash, draft_model"),
+        ({"method": "eagel3"}, "--method eagel3: `init` knows no such method; did you mean eagle3 or eagle?"),
         ({"drafts": 0}, "-k 0: expected 1 to 16 drafts a step"),
         ({"drafts": 17}, "-k 17: expected 1 to 16 drafts a step"),
-        ({"drafts": 8, "block_size": 8}, "--block-size 8: expected more than the 8 KV slots that eagle3 reserves"),
+        ({"drafts": 16, "block_size": 16}, "--block-size 16: expected more than the 16 KV slots that eagle3 reserves"),
+        (
+            {"block_size": 20, "device": "cpu"},
+            "--block-size 20: expected a multiple of 32, as vLLM's attention on cpu wants; give 32",
+        ),
+        ({"block_size": 24}, "a multiple of 16, as vLLM's attention on gpu wants; give 16 or 32"),
         ({"name": "My Model"}, "--name My Model: expected lower-case letters, digits and dashes, such as my-model"),
     ],
 )
@@ -102,7 +107,7 @@ def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):
 def test_a_folder_without_a_tokenizer_is_refused_and_one_can_be_named(tmp_path):
     probe = str(REPOSITORY / "models" / "probe" / "target")
     wanted = InitOptions(probe, None, "ngram", None, "cpu", None)
-    with pytest.raises(ProfileError, match="expected a folder with tokenizer_config"):
+    with pytest.raises(UsageError, match=r"the folder has no tokenizer .*; name one with --tokenizer MODEL"):
         written(tmp_path, wanted)
     path, _ = written(tmp_path, wanted._replace(tokenizer=str(REPOSITORY / "models" / "probe" / "tokenizer")))
     assert str(read_profile(str(path)).target) == probe
