@@ -34,7 +34,7 @@ report reports/RUN  # write its pages again
 report --compare reports/RUN reports/OTHER_RUN
 report --compare reports/RUN --json | jq .cells
 trend reports  # verdicts and slow drifts of all runs
-trend reports --out trend.html --json
+trend reports --out pages --json
 merge parts --out merged  # one verdict over all parts
 merge parts --out merged --expect nightly --keep-going
 repro pd-eagle3/transfer  # a finding of the latest run
@@ -44,7 +44,7 @@ bisect FINDING --good 0.30.0 --bad 0.32.0
 bisect reports/RUN FINDING --good 0.30.0 --bad 0.32.0 --repeat 143
 bisect -c pd-eagle3 --prompt aligned --good a/python --bad b/python
 selftest --quick  # the historic defects
-selftest -m M1 -m N5  # only these faults
+selftest M1 N5  # only these faults
 selftest --method mtp  # with another drafter
 aa --repeat 20  # how often do equal runs differ?
 aa -c pd-eagle3 -s 'prefix-*' --repeat 5

@@ -46,8 +46,20 @@ class HelpfulCommand(TyperCommand):
         return _named(super().get_params(ctx))
 
 
+_ALIASES = {"mutants": "faults", "mutant": "faults"}
+"""Other names of commands, which their groups do not list."""
+
+
 class HelpfulGroup(TyperGroup):
-    """The same for a group of commands."""
+    """The same for a group of commands. ``harness help run`` is ``harness run --help``."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"] and "help" not in self.commands:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _named(super().get_params(ctx))

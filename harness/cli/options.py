@@ -77,7 +77,7 @@ def reports_folder(context: typer.Context, value: Path | None) -> Path | None:
 
 def _fault_option(words: str) -> Any:
     return typer.Option(
-        "--mutant", "-m", metavar="FAULT", callback=_faults, autocompletion=completion.faults, help=words
+        "--mutant", "--fault", "-m", metavar="FAULT", callback=_faults, autocompletion=completion.faults, help=words
     )
 
 
@@ -217,6 +217,16 @@ GivenRunDir = Annotated[Path, _run_argument()]
 OnlyMutantOption = Annotated[
     list[str] | None,
     _fault_option("Only this fault (`harness list faults`), e.g. M1. Repeatable; each is injected alone."),
+]
+FaultsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FAULT",
+        callback=_faults,
+        autocompletion=completion.faults,
+        show_default=False,
+        help="Only these faults, as with --mutant.",
+    ),
 ]
 BaselinesOption = Annotated[
     Path | None,

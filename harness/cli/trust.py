@@ -11,6 +11,7 @@ import typer
 from harness.cli import completion
 from harness.cli.options import (
     EngineOptions,
+    FaultsArgument,
     OnlyMutantOption,
     OutOption,
     ProfileOption,
@@ -22,6 +23,7 @@ from harness.util.paths import DEFAULT_OUT
 
 
 def selftest_command(
+    fault: FaultsArgument = None,
     mutant: OnlyMutantOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Try only the five historic defects and the controls.")
@@ -47,7 +49,7 @@ def selftest_command(
     from harness.lab.selftest.report import print_selftest
     from harness.lab.selftest.run import self_test
 
-    result, folder = self_test(profile, mutant or [], quick, complete, method, out, engine_python)
+    result, folder = self_test(profile, [*(fault or []), *(mutant or [])], quick, complete, method, out, engine_python)
     console = make_console()
     print_selftest(result, console)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

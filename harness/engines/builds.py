@@ -47,8 +47,16 @@ class Candidate(NamedTuple):
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
-def read_candidate(option: str, text: str) -> Candidate:
-    """Parse a version ("0.30.0") or the path of an interpreter with vllm.
+_NAMED = "a version such as 0.30.0, or an interpreter with vllm such as /other/env/bin/python"
+_ALSO = (
+    "a version such as 0.33.0, a wheel (a path or an address that ends in .whl), a commit of vLLM's main branch (40 "
+    "digits), or an interpreter with vllm such as /other/env/bin/python"
+)
+"""What stands for a vLLM where one is installed that no release has."""
+
+
+def read_candidate(option: str, text: str, wanted: str = _NAMED) -> Candidate:
+    """Parse a version ("0.30.0") or the path of an interpreter with vllm; ``wanted`` says what is expected.
 
     Raises UsageError naming ``option`` when it is neither.
     """
@@ -58,10 +66,7 @@ def read_candidate(option: str, text: str) -> Candidate:
         pass
     executable = shutil.which(os.path.expanduser(text))  # noqa: PTH111  (a bare name must stay bare)
     if executable is None:
-        raise UsageError(
-            f"{option} {text}: expected a version such as 0.30.0, or an interpreter with vllm such as "
-            "/other/env/bin/python, found neither"
-        )
+        raise UsageError(f"{option} {text}: expected {wanted}, found none of these")
     try:
         return Candidate(Version(inspect_environment(executable).vllm), executable)
     except EnvironmentFault as error:
@@ -216,7 +221,7 @@ def engine_python(option: str, text: str, device: str, say: Callable[[str], None
     """
     build = unreleased(option, text, device)
     if build is None:
-        found = read_candidate(option, text)
+        found = read_candidate(option, text, _ALSO)
         if found.executable is not None:
             return found.executable
         build = release(DISTRIBUTIONS[device], found.version)

@@ -12,6 +12,7 @@ from harness.profiles.methods import Method, modules_of
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in
 from harness.util import json_io
+from harness.util.quiet_transformers import load_transformers
 
 _MOST_BYTES = 4 * 2**20
 _HINTS = re.compile(r"sliding_window|interval|pattern|mamba|ssm|linear_|attn_layer|block_type")
@@ -133,9 +134,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _derived(text: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         # Seconds to import, which most models do without.
-        from transformers import AutoConfig
-
-        made = AutoConfig.for_model(**text)
+        made = load_transformers().AutoConfig.for_model(**text)
     except Exception:
         # Classes of hundreds of models read a file of anybody's.
         return text

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.errors import DataError
 from harness.prompts.model import Layout, Prompt, PromptSet, Use, make_prompt, make_prompt_set
+from harness.util.quiet_transformers import load_transformers
 
 INSTRUCTION = "Repeat this list of words exactly as it is, without anything before or after it:"
 _WORD = re.compile(r"[a-z]{3,8}")
@@ -66,10 +67,9 @@ def echo_prompts(
 
 def load_chat_tokenizer(folder: Path, what: str) -> Any:
     """Load the tokenizer of a folder. Raises DataError when it cannot be loaded or has no chat template."""
-    from transformers import AutoTokenizer
-
+    transformers = load_transformers()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"tokenizer {folder}: expected a tokenizer, but it cannot be loaded ({reason})") from error

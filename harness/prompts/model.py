@@ -22,6 +22,7 @@ from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.util.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
 from harness.util.invalid_data import describe_validation_error
 from harness.util.names import SafeName
+from harness.util.quiet_transformers import load_transformers
 from harness.util.strict import Strict
 
 FORMAT = "kv-acceptance-harness/prompts/1"
@@ -394,9 +395,7 @@ class _ProbeMaker:
     """Renders probe prompts from word ids and verifies that the tokenizer returns the intended ids."""
 
     def __init__(self, tokenizer_folder: Path, layout: Layout) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+        self._tokenizer = load_transformers().AutoTokenizer.from_pretrained(str(tokenizer_folder))
         self._folder = tokenizer_folder
         self._vocabulary = probe_task.vocabulary()
         self._rng = random.Random(layout.seed)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from harness.history.records import Leg
+from harness.util.quiet_transformers import load_transformers
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -46,9 +47,7 @@ def _special(settings: Path) -> list[str]:
 
 
 def _by_transformers(folder: Path) -> Decode:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = load_transformers().AutoTokenizer.from_pretrained(str(folder))
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -113,6 +113,34 @@ def test_an_option_has_one_short_form_everywhere(option, letter):
             found = found.commands[name]
         for parameter in found.params:
             if option in parameter.opts:
-                assert parameter.opts == [option, letter], command
+                assert (parameter.opts[0], parameter.opts[-1]) == (option, letter), command
             else:
                 assert letter not in parameter.opts, command
+
+
+@pytest.mark.parametrize(
+    ("asked", "instead"),
+    [
+        (("help",), ("--help",)),
+        (("help", "run"), ("run", "--help")),
+        (("help", "list", "faults"), ("list", "faults", "--help")),
+        (("list", "mutants"), ("list", "faults")),
+    ],
+)
+def test_what_people_try_first_is_understood(asked, instead):
+    assert inside(*asked) == inside(*instead) and inside(*asked)[0] == 0
+
+
+def test_faults_may_be_named_alone_or_by_either_option():
+    words = "there is no such fault; did you mean M9"
+    for given in (("selftest", "M99"), ("selftest", "--fault", "M99"), ("run", "--mutant", "M99")):
+        code, said = inside(*given)
+        assert code == 64 and words in said
+
+
+def test_what_stands_for_a_vllm_is_the_same_in_message_and_help():
+    code, said = inside("ci", "engines", "banana")
+    assert code == 64
+    shown = " ".join(inside("ci", "engines", "--help")[1].replace("│", " ").split())
+    for kind in ("version", "wheel", "commit", "interpreter"):
+        assert kind in said and kind in shown
