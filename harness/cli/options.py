@@ -340,9 +340,16 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
+_NARROWEST = 20
+"""Fewest columns that a table is made for."""
+
+
 def make_console(width: int = 160) -> Console:
-    """Return a console for results, ``width`` columns wide in a file or a pipe.
+    """Return a console for results: in a file or a pipe as wide as COLUMNS says, or else ``width`` columns.
 
     There rich would assume 80 columns, which is too narrow for the tables.
     """
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) >= _NARROWEST:
+        width = int(columns)
     return _HarmlessConsole(width=None if sys.stdout.isatty() else width)

@@ -14,6 +14,7 @@ import typer
 
 from harness.cli.app import main
 from harness.cli.investigate import TriedOptions
+from harness.cli.options import make_console
 from harness.errors import NotARunError, UsageError
 from harness.runner.run import removed_if_empty
 from harness.util.paths import REPOSITORY
@@ -181,3 +182,9 @@ def test_pages_of_several_runs_lie_in_the_folder(tmp_path: Path):
     runs = REPOSITORY / "tests" / "golden" / "runs"
     code, said = inside("report", str(runs / "M1"), "--compare", str(runs / "M1"), "--out", str(tmp_path / "new"))
     assert code == 0 and (tmp_path / "new" / "compare.html").is_file(), said
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("200", 200), ("", 160), ("wide", 160), ("3", 160)])
+def test_piped_output_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, columns: str, width: int):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert make_console().width == width
