@@ -34,6 +34,7 @@ class SplitOptions(NamedTuple):
             "--minutes-per-step",
             metavar="N",
             min=1,
+            max=10_080,
             help="Expected minutes up to which groups of engines share a step. Default: those of the longest group.",
         ),
     ] = None

@@ -58,6 +58,8 @@ list scenarios  # what --scenario selects
 list scenarios -p cpu-full
 list faults  # what --mutant takes
 list faults --json | jq -r '.[].fault'
+list findings  # of the latest run, for repro and bisect
+list findings reports/RUN --json | jq -r '.[].id'
 models -p nightly  # sizes, licences, what is cached
 models -p nightly -c 'pd-eagle3*' --download
 baseline record -p gpu  # everything twice, with noise (A/A)

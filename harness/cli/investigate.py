@@ -91,8 +91,8 @@ class TriedOptions(NamedTuple):
         if given is None or (self.finding is None and Path(given).is_dir()):
             found = f"no finding of {given}" if given is not None else "neither"
             raise UsageError(
-                f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness check RUN_DIR --json` "
-                "lists the findings of a run"
+                f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness list findings RUN_DIR` "
+                "lists those of a run"
             )
         folder, wanted = (Path(given), self.finding) if self.finding is not None else (LATEST, given)
         require_run(folder)

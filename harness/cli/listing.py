@@ -1,4 +1,4 @@
-"""``harness list``: the names that options take."""
+"""``harness list``: the names that options and arguments take."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import shapes
 from harness.cli.help import HelpfulGroup
-from harness.cli.options import JsonOption, ProfileOption, make_console, print_json
+from harness.cli.options import (
+    LATEST,
+    BaselinesOption,
+    JsonOption,
+    KnownOption,
+    ProfileOption,
+    RunDir,
+    make_console,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from harness.profiles.scenarios import Scenario
 
 list_app = typer.Typer(
-    cls=HelpfulGroup, no_args_is_help=True, help="List the names that options take: profiles, cells, scenarios, faults."
+    cls=HelpfulGroup,
+    no_args_is_help=True,
+    help="List the names that options take: profiles, cells, scenarios, faults, and findings of a run.",
 )
 
 
@@ -26,17 +38,17 @@ def _show(rows: Sequence[dict[str, Any]], title: str, as_json: bool) -> None:
         print_json(rows)
         return
     table = Table(title=title, title_justify="left")
-    for number, name in enumerate(rows[0]):
+    for number, name in enumerate(rows[0] if rows else ()):
         table.add_column(name.replace("_", " "), no_wrap=number == 0, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_words(value)) for value in row.values()))
-    make_console().print(table)
+    make_console().print(table if rows else f"{title}: none")
 
 
 def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
 
 
 @list_app.command("profiles")
@@ -121,3 +133,36 @@ def list_faults(as_json: JsonOption = False) -> None:
         for m in MUTANTS.values()
     ]
     _show(rows, "faults that can be injected", as_json)
+
+
+@list_app.command("findings")
+def list_findings(
+    run_dir: RunDir = LATEST, baselines: BaselinesOption = None, known: KnownOption = None, as_json: JsonOption = False
+) -> None:
+    """List the findings of a recorded run, which `repro` and `bisect` take. The run is judged again; starts no engine.
+
+    A finding that many requests have is listed with as many as the report names, and the number of the others.
+    """
+    from harness.judging.references import References
+    from harness.reports.judge_run import check
+
+    found = check(run_dir, References(baselines, known)).summary
+    rows = [shapes.finding(f) for f in found.judgement.findings]
+    if as_json:
+        print_json(rows)
+        return
+    table = [
+        {"finding": r["id"], "verdict": r["verdict"], "damage": r["damage"], "message": _line(r["message"], r["more"])}
+        for r in rows
+    ]
+    _show(table, f"findings of {found.history.run.run_id}", as_json=False)
+
+
+_MESSAGE = 160
+
+
+def _line(message: str, more: int) -> str:
+    """Return the beginning of a finding's message, and how many further requests have it."""
+    text = " ".join(message.split())
+    text = text if len(text) <= _MESSAGE else f"{text[: _MESSAGE - 1]}…"
+    return f"{text} (and {more} more)" if more else text

@@ -149,12 +149,13 @@ def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
         ("soak", "--minutes", "inf"),
         ("soak", "--minutes", "1e300"),
         ("soak", "--minutes", "nan"),
+        ("ci", "matrix", "--minutes-per-step", "inf"),
         ("aa", "--repeat", "99999999999"),
     ],
 )
 def test_what_would_never_end_is_refused(command):
     code, words = inside(*command)
-    assert code == 64 and f"Invalid value for '{command[1]}'" in words.replace("' / '-n", "")
+    assert code == 64 and "Invalid value for " in words and command[-2] in words
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from harness.cli.app import main
 from harness.history.verdict import Verdict
 from tests.golden.oracle import BASELINES, RUNS
-from tests.support.program import keeping_signals
+from tests.support.program import inside, keeping_signals
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "command-line.md"
 
@@ -110,6 +110,22 @@ def test_lists(what):
         assert len(set(said.values())) == len(said)
         assert said["prefix-hit-on-p"].endswith("(where: prefill)")
         assert said["min-tokens"].endswith("(features: min-tokens)")
+
+
+def test_the_findings_of_a_run_are_listed(run):
+    code, found = value("list", "findings", run("M1"), "--baselines", str(BASELINES))
+    assert code == 0 and found and all(list(f) == documented("… `findings`") for f in found)
+
+
+def test_findings_are_listed_for_people(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    where = run("M1")
+    _, found = value("list", "findings", where, "--baselines", str(BASELINES))
+    code, out = inside("list", "findings", where, "--baselines", str(BASELINES))
+    assert code == 0 and all(f["id"] in out for f in found)
+    assert "REGRESSION" in out and "expected P to publish" in out
+    code, out = inside("list", "findings", run("pass"), "--baselines", str(BASELINES))
+    assert code == 0 and out.endswith(": none")
 
 
 def test_a_wrong_command_line_prints_nothing_on_standard_output():
