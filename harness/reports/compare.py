@@ -103,7 +103,7 @@ def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN
         tuple(filter(None, (c.among(groups[0] - groups[1], runs[0].history) for c in runs[0].causes))),
         tuple(filter(None, (c.among(groups[1] - groups[0], runs[1].history) for c in runs[1].causes))),
         tuple(_differing(runs[0].history, runs[1].history)),
-        tuple((name, *(of(r.history.run) for r in runs)) for name, of in _STATED.items()),
+        tuple((name, of(runs[0].history.run), of(runs[1].history.run)) for name, of in _STATED.items()),
     )
 
 
