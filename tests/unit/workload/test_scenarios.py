@@ -221,7 +221,7 @@ def test_the_smaller_of_two_limits_holds_behind_a_router():
 
 
 def test_unknown_scenario_and_one_without_a_place_are_refused():
-    with pytest.raises(UsageError, match="no match"):
+    with pytest.raises(UsageError, match="there is no such scenario"):
         prepare("cpu", [], ["warm"])
     with pytest.raises(UsageError, match="need a prefill engine"):
         prepare("cpu", ["single-*"], ["late-pull"])
