@@ -115,7 +115,7 @@ def _loaded(run: Run | Folder) -> Run:
 
 def _references(baselines: Folder | None, known: Folder | None, against: Folder | None) -> References:
     if baselines is not None and against is not None:
-        raise UsageError("expected baselines or against, found both; leave one out")
+        raise UsageError("baselines and against exclude each other; leave one out")
     return References(_path(baselines), _path(known), _path(against))
 
 

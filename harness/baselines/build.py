@@ -62,7 +62,7 @@ class Recorded(NamedTuple):
     path: Path
     rows: int
     change: tuple[str, ...]
-    """Differences from the baseline it replaced, in words; empty if there are none."""
+    """Differences from the baseline it replaced; empty if there are none."""
 
 
 class NewBaselines(NamedTuple):

@@ -72,7 +72,7 @@ def differing(ours: Identity, theirs: Identity, across: Collection[str] = ()) ->
 
 
 def describe_difference(ours: Identity, theirs: Identity, fields: Iterable[str]) -> str:
-    """Return the differing fields with both values, in words."""
+    """Return the differing fields with both values."""
     return "; ".join(
         f"{field}: this run has {shortened(getattr(ours, field))}, the baseline {shortened(getattr(theirs, field))}"
         for field in fields

@@ -70,7 +70,7 @@ def record(
     prepared = prepare(profile, cell or ["single-*"], record=True)
     flags = engines.flags_for(prepared)
     if again is not None and from_run is None:
-        raise UsageError("--again: expected --from RUN_DIR with it, found none")
+        raise UsageError("--again needs --from RUN_DIR, the run that it is another recording of; add it")
     if from_run is not None:
         repetition = load_history(again) if again is not None else None
         history = load_history(from_run)

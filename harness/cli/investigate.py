@@ -84,9 +84,11 @@ class TriedOptions(NamedTuple):
         given = self.run_dir
         if self.cell is not None:
             if given is not None:
-                raise UsageError(f"expected a finding of a run or --cell, found both: {given} and --cell {self.cell}")
+                raise UsageError(
+                    f"{given} and --cell {self.cell} exclude each other: a finding or a cell is tried; leave one out"
+                )
             if self.prompt is None and self.scenario == "cold":
-                raise UsageError("--cell: expected --prompt ID or --scenario NAME with it, found neither")
+                raise UsageError("--cell needs --prompt ID or --scenario NAME, which say what to send; add one")
             return None, None
         if given is None or (self.finding is None and Path(given).is_dir()):
             found = f"no finding of {given}" if given is not None else "neither"
@@ -169,15 +171,15 @@ def repro_command(
     origin = of.origin()
     run, _ = origin
     if export_issue and export is None:
-        raise UsageError("--export-issue: expected --export FILE with it, found none")
+        raise UsageError("--export-issue needs --export FILE, beside which the text is written; add it")
     if export is not None:
         _require_new(export, export_issue)
     if (keep or repeat is not None) and (export is not None or shrink):
-        raise UsageError(
-            "expected --export or --shrink without --keep and --repeat, found them together; run them separately"
-        )
+        raise UsageError("--export and --shrink exclude --keep and --repeat; run them one after the other")
     if mutant and run is not None:
-        raise UsageError("--mutant: expected none with a run, found one; the injected faults of the run are used")
+        raise UsageError(
+            "--mutant and a run exclude each other, since the injected faults of the run are used; leave --mutant out"
+        )
     from harness.commands.repro import MOST_TRIES, expected_s, measured, reproduce, settled
     from harness.mutants.install import require_alone
     from harness.reports.terminal import print_summary

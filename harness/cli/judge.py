@@ -75,9 +75,9 @@ def check_command(
     The run and its reports stay as they are, unless --out or --write says otherwise.
     """
     if baselines is not None and against is not None:
-        raise UsageError("expected --baselines or --against, found both")
+        raise UsageError("--baselines and --against exclude each other; leave one out")
     if out is not None and write:
-        raise UsageError("expected --out or --write, found both")
+        raise UsageError("--out and --write exclude each other; leave one out")
     from harness.judging.references import References
     from harness.reports.judge_run import check as judge_again
 
@@ -110,7 +110,7 @@ def report_command(
 ) -> None:
     """Rewrite the reports of a recorded run, or compare two runs. The exit code is 0 whatever the verdict."""
     if format_ is not None and (compare is not None or out is not None or as_json):
-        raise UsageError("--format: expected no --compare, --out or --json, found one; the figures are printed")
+        raise UsageError("--format prints figures and goes with none of --compare, --out and --json; leave those out")
     if compare is not None:
         require_run(compare)
     from harness.judging.references import References

@@ -306,7 +306,7 @@ def key_in(variable: str | None) -> ApiKey | None:
     from harness.engines.api_key import ApiKey
 
     if variable is not None and not os.environ.get(variable):
-        raise UsageError(f"--key-variable {variable}: expected the key of the servers in it, found it unset")
+        raise UsageError(f"--key-variable {variable}: this variable is not set; put the key of the servers into it")
     return ApiKey(os.environ[variable]) if variable is not None else None
 
 

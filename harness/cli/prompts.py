@@ -124,7 +124,7 @@ class TextOptions(NamedTuple):
             of = self.dataset or MT_BENCH
             return fetch_texts(of, self.config, self.split, self.column, self.revision, Hub(), self.turns)
         if self.dataset is not None:
-            raise UsageError("expected --file or --dataset, found both")
+            raise UsageError("--file and --dataset exclude each other; leave one out")
         return read_texts(self.file, self.column, self.turns)
 
 
@@ -326,11 +326,11 @@ def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profi
 def count_per_stratum(given: int | None, source: str | None, effect: float | None) -> int:
     """Return the number of prompts per stratum: as given, as ``effect`` needs in the profile ``source``, or 8."""
     if given is not None and effect is not None:
-        raise UsageError("expected --per-stratum or --effect, found both")
+        raise UsageError("--per-stratum and --effect exclude each other; leave one out")
     if effect is None:
         return given or 8
     if source is None:
-        raise UsageError("--effect: expected --for-profile NAME with it, found none")
+        raise UsageError("--effect needs --for-profile NAME, the profile that is to show this effect; add it")
     from harness.judging.power import per_stratum
     from harness.workload.prepare import prepare
 

@@ -191,11 +191,17 @@ def run_command(
 ) -> None:
     """Run the matrix on real engines, judge it, write the reports, print the verdict."""
     if part and mutant:
-        raise UsageError("--part: expected no --mutant with it, found one; the parts of a run test vLLM as it is")
+        raise UsageError(
+            "--part and --mutant exclude each other, since the parts of a run test vLLM as it is; leave one out"
+        )
     if part and fail_fast:
-        raise UsageError("--part: expected no --fail-fast with it, found it; a part is complete or it is repeated")
+        raise UsageError(
+            "--part and --fail-fast exclude each other, since a part is complete or repeated; leave one out"
+        )
     if resume is not None and fail_fast:
-        raise UsageError("--resume: expected no --fail-fast with it, found it; what is left is run to its end")
+        raise UsageError(
+            "--resume and --fail-fast exclude each other, since what is left is run to its end; leave one out"
+        )
     if resume is not None:
         _require_recorded(context)
         require_run(resume)
@@ -269,7 +275,8 @@ def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) 
 
     if given:
         raise UsageError(
-            f"expected no {', '.join(given)} with the address of a server, found it; the server runs as it was started"
+            f"{', '.join(given)}: a server whose address is given runs as it was started; leave "
+            f"{'it' if len(given) == 1 else 'them'} out"
         )
     key = key_in(servers.key_variable)
     found = {
@@ -329,7 +336,9 @@ def _require_recorded(context: typer.Context) -> None:
     given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
         options = ", ".join(f"--{n.removesuffix('_first')}" for n in given)
-        raise UsageError(f"--resume: expected no {options} with it, which the recorded run determines; leave it out")
+        raise UsageError(
+            f"--resume takes {options} from the recorded run; leave {'it' if len(given) == 1 else 'them'} out"
+        )
 
 
 def _resume(

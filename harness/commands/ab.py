@@ -41,7 +41,7 @@ class Side(NamedTuple):
     name: str
     prepared: Prepared
     where: str
-    """What answers, in words."""
+    """What answers."""
     options: RunOptions
 
 

@@ -190,7 +190,7 @@ def _require_tokenizer(profile: Profile, wanted: InitOptions) -> None:
 def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     method, drafter, drafts = wanted.method, wanted.drafter, wanted.drafts
     if out is not None and out.exists():
-        yield f"--out {out}: expected a file that does not exist yet, found it; name another one, or remove it"
+        yield f"--out {out}: this file exists already; name another one, or remove it"
     if out is not None and not out.absolute().parent.is_dir():
         yield f"--out {out}: expected a folder {out.absolute().parent}, found none; make it, or name another file"
     if method not in ("none", *KNOWN_METHODS):

@@ -17,7 +17,7 @@ def unfinished(run: RunRecord) -> str:
 
 
 def missing_evidence(history: History) -> list[str]:
-    """Return what a recording and its later stages lack, in words. Raises the errors of ``load_history``."""
+    """Return what a recording and its later stages lack. Raises the errors of ``load_history``."""
     out = [f"the run {why}"] if (why := unfinished(history.run)) else []
     for record in history.run.cells:
         if record.state != "complete":

@@ -195,7 +195,7 @@ def _roles(group: EngineGroup) -> str:
 
 
 def _needs(prepared: Prepared, group: EngineGroup) -> str:
-    """Return the engines of a group with the GPUs that each takes, in words."""
+    """Return the engines of a group with the GPUs that each takes."""
     engine = prepared.profile.part(group.variant).engine
     share = f"{100 * engine.gpu_memory_utilization:.0f} %"
     roles = ("prefill", "decode") if group.topology == "pd" else ("single",)

@@ -62,7 +62,7 @@ class Goal(NamedTuple):
     rate: float
     """Share of tries in which the finding appears."""
     why: str
-    """Where the rate comes from, in words."""
+    """Where the rate comes from."""
 
     @property
     def tries(self) -> int:

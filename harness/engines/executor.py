@@ -144,7 +144,7 @@ def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port
     if choice.name == "local":
         for option, value in zip(("--ray-address", "--pair-nodes"), choice[1:], strict=True):
             if value is not None:
-                raise UsageError(f"{option}: expected --executor ray with it, found --executor local")
+                raise UsageError(f"{option} needs --executor ray; add it, or leave {option} out")
         return LocalExecutor(base_port)
     if mutants:
         raise UsageError(
@@ -152,7 +152,9 @@ def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port
             "machine of the harness; run them with --executor local"
         )
     if base_port is not None:
-        raise UsageError("--executor ray: expected no --base-port, found one; each node picks its own free ports")
+        raise UsageError(
+            "--executor ray and --base-port exclude each other, since each node picks its own free ports; leave one out"
+        )
     pair_nodes = choice.pair_nodes or "any"
     if pair_nodes not in get_args(PairNodes):
         raise UsageError(f"--pair-nodes: expected {', '.join(get_args(PairNodes))}, found {pair_nodes!r}")

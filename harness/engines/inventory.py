@@ -237,7 +237,7 @@ def describe(placement: Placement, inventory: Inventory) -> str:
 
 
 def _link(placement: Placement, inventory: Inventory) -> str:
-    """Return what connects P and D of a placed pair, in words; an empty string for a single engine."""
+    """Return what connects P and D of a placed pair; an empty string for a single engine."""
     if len(placement.engines) < 2:
         return ""
     index = {d.device.id: d.gpu.index for d in inventory.gpus}

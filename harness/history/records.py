@@ -376,7 +376,7 @@ class CellRecord(Strict):
     """Seconds after the last request until no block of an engine's KV pool was in use, by role; None for an engine that
     still had some after P's leases had ended. Empty in records before schema 6, and if vLLM cannot be asked."""
     left_over: tuple[str, ...] = ()
-    """What could not be ended or removed when the engines ended, in words; charged to the first cell of the group."""
+    """What could not be ended or removed when the engines ended; charged to the first cell of the group."""
 
     @property
     def unverified(self) -> int:

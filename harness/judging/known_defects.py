@@ -176,7 +176,7 @@ def _entry_notices(
 
 
 def in_words_of(findings: Iterable[Finding]) -> str:
-    """Return the states that findings are about, in words."""
+    """Return the states that findings are about."""
     cells: dict[str, set[str]] = {}
     for f in findings:
         cells.setdefault(f.scenario, set()).add(f.cell)

@@ -197,7 +197,7 @@ def carry(history: History, references: References) -> History:
 
 
 def changed_copies(history: History, references: References) -> str | None:
-    """Return that the copies by which a run is judged are not those that it was recorded with, in words, or None."""
+    """Return why the copies by which a run is judged are not those that it was recorded with, or None."""
     recorded = history.run.references
     folders = [] if references.baselines is not None or references.against is not None else [baselines_folder(history)]
     used = [f for f in folders if f is not None] + ([] if references.known is not None else [known_of(history)])

@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
     recorded: float
     """Against the baseline."""
     source: str
-    """Where they come from, in words."""
+    """Where they come from."""
 
 
 def rounding_of(cell: CellView) -> Rounding:
@@ -162,7 +162,7 @@ def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
 
 
 def measurement(found: Rounding) -> list[tuple[str, str]]:
-    """Return each way that was measured, in words, with its figures."""
+    """Return each way that was measured, with its figures."""
     return [
         (
             in_words(way),

@@ -91,7 +91,7 @@ def made_later(profile: NamesModels) -> set[str]:
 
 
 def reason_for(profile: NamesModels, kind: str) -> str | None:
-    """Return which missing model keeps a method of a localised profile from running, in words, or None."""
+    """Return which missing model keeps a method of a localised profile from running, or None."""
     missing = unavailable(profile)
     return next((missing[role] for role in (TARGET, TOKENIZER, kind) if role in missing), None)
 

@@ -42,7 +42,7 @@ def pushes(connector: str | None, extra: Mapping[str, Any]) -> bool:
 
 
 def problems(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a profile may not have this connector, in words."""
+    """Yield why a profile may not have this connector."""
     key = "kv_connector_extra_config"
     own = [dict(extra)]
     if connector == MULTI:
@@ -57,7 +57,7 @@ def problems(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
                 return
             own += [dict(child), dict(inner)]
     if code := next((k for k in keys_in(extra) if k.endswith("module_path")), None):
-        yield f"{key}: expected no {code}, found it; it names code to run, and a profile is only data"
+        yield f"{key}: {code} is not allowed, since it names code to run and a profile is only data; remove it"
     for found in own:
         if taken := next((k for k in found if k in _SET_OTHERWISE), None):
             yield f"{key}: expected no {taken}, found {found[taken]!r}; {_SET_OTHERWISE[taken]}"

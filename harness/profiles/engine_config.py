@@ -92,7 +92,9 @@ class EngineConfig(Strict):
     @classmethod
     def _plain_overrides(cls, value: dict[str, Any]) -> dict[str, Any]:
         if code := next((key for key in keys_in(value) if _NAMES_CODE.fullmatch(key)), None):
-            raise ValueError(f"expected no {code}, found it; it names code or a file, and a profile is only data")
+            raise ValueError(
+                f"{code} is not allowed, since it names code or a file and a profile is only data; remove it"
+            )
         if problem := not_plain(value):
             raise ValueError(problem)
         return value
@@ -140,7 +142,7 @@ class EngineConfig(Strict):
     def _offered_on_cpu(self) -> Self:
         if self.device == "cpu" and "--async-scheduling" in self.extra_args:
             raise ValueError(
-                "expected no --async-scheduling with device cpu, where vLLM schedules synchronously without saying so, "
-                "found it; leave it out"
+                "--async-scheduling has no effect with device cpu, where vLLM schedules synchronously without saying "
+                "so; leave it out"
             )
         return self

@@ -249,7 +249,7 @@ def damaged_files(folder: Path) -> list[str]:
 
 
 def look_up(hub: Hub, reference: ModelReference, role: str, also_tokenizer: bool, name: str) -> Path | str:
-    """Return the snapshot of a reference in the cache, or the reason why there is none, in words.
+    """Return the snapshot of a reference in the cache, or the reason why there is none.
 
     ``name`` is what the user calls the profile.
     """

@@ -275,7 +275,7 @@ def lacking_code(folder: Path) -> list[str]:
 
 
 def lacking(folder: Path, role: str) -> str | None:
-    """Return what a model folder lacks for its role, in words, or None. Its code is not checked."""
+    """Return what a model folder lacks for its role, or None. Its code is not checked."""
     if role == TOKENIZER:
         return None if (folder / "tokenizer_config.json").is_file() else "no tokenizer_config.json"
     if not (folder / "config.json").is_file():

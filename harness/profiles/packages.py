@@ -41,7 +41,7 @@ def found(model: PackagedModel) -> Path | None:
 
 
 def why_not(model: PackagedModel, command: str) -> str:
-    """Return why a model has no folder, in words, with the command that fetches it."""
+    """Return why a model has no folder, with the command that fetches it."""
     return f"expected the model of {model} ({model.file}) in the cache {converted.root()}, found none; run `{command}`"
 
 

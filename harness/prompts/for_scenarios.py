@@ -63,7 +63,7 @@ def _lengths(size: int, shortest: int, longer_than: int) -> _Lengths:
 def scenario_prompts(
     chat: Chat, texts: Sequence[SizedText], layout: Layout, longer_than: int, dataset: str
 ) -> tuple[list[Prompt], tuple[str, ...]]:
-    """Return the prompts, and those that cannot be made, in words. ``texts`` that come first are used first."""
+    """Return the prompts, and those that cannot be made. ``texts`` that come first are used first."""
     maker = _Maker(chat, texts, layout, dataset)
     size = layout.block_size
     wanted = _lengths(size, chat.shortest, longer_than)

@@ -38,7 +38,7 @@ class CellPair(NamedTuple):
 
     @property
     def same_tokens(self) -> str:
-        """How many of the common prompts gave the same tokens, in words."""
+        """How many of the common prompts gave the same tokens."""
         return f"{self.equal} of {self.common}" if self.common else "not compared"
 
 

@@ -24,7 +24,7 @@ class AppendedTokenKind(Kind[AppendedToken]):
         return [_of(config, prompts, p) for p in config.prompts]
 
     def impossible(self, config: AppendedToken, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        """Return why D's last token would not be P's answer, or why D has nothing cached, in words, or None."""
+        """Return why D's last token would not be P's answer, or why D has nothing cached, or None."""
         drops_block = any(method.traits.drops_block for method in profile.methods)
         for name in config.prompts:
             if not any(_continues(prompts[name], p) for p in prompts.values()):

@@ -133,7 +133,7 @@ class Kind(ABC, Generic[C]):
 
     @abstractmethod
     def impossible(self, config: C, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        """Return why the state cannot occur with the profile's engines, in words, or None."""
+        """Return why the state cannot occur with the profile's engines, or None."""
 
     @abstractmethod
     def gaps(self, config: C, seen: Occurrence) -> Iterator[Gap]:
@@ -148,5 +148,5 @@ class Kind(ABC, Generic[C]):
         return prompt.tokens > least
 
     def not_drawn(self, config: C, profile: Profile, chosen: Sequence[Prompt]) -> str | None:
-        """Return why the prompts that were chosen cannot bring about the state, in words, or None."""
+        """Return why the prompts that were chosen cannot bring about the state, or None."""
         return None

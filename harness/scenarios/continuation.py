@@ -21,7 +21,7 @@ class ContinuationKind(Kind[Continuation]):
         return [_turns(config, prompts, p) for p in config.continued]
 
     def impossible(self, config: Continuation, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        """Return why the cache would not hold blocks of the first answer, in words, or None."""
+        """Return why the cache would not hold blocks of the first answer, or None."""
         if config.read_back and not profile.engine.read_back_s:
             return (
                 "expected engine.kv_connector_extra_config with bidirectional_kv_xfer: true, with which P "

@@ -32,7 +32,7 @@ class PressureKind(Kind[Pressure]):
         ]
 
     def impossible(self, config: Pressure, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        """Return why there would be no pressure, in words, or None.
+        """Return why there would be no pressure, or None.
 
         The prompts must leave no room for the waiting one, and P must be able to keep all handed-off blocks while D is
         paused.

@@ -27,7 +27,7 @@ class TraceKind(Kind[Trace]):
         ]
 
     def impossible(self, config: Trace, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        """Return which request could never be admitted, or what could not be proven, in words, or None."""
+        """Return which request could never be admitted, or what could not be proven, or None."""
         pool = profile.engine.kv_blocks
         for request in config.requests:
             wanted = demand([request.prompt], profile, prompts, request.max_tokens or config.max_tokens)

@@ -40,12 +40,12 @@ def _in_words(code: str) -> str:
 
 
 def between(links: Links, first: Sequence[int], second: Sequence[int]) -> str:
-    """Return what connects two engines, given the indices of their GPUs: each kind of link once, in words."""
+    """Return what connects two engines, given the indices of their GPUs: each kind of link once."""
     kinds = {"one GPU" if a == b else links.get(frozenset((a, b)), UNKNOWN) for a in first for b in second}
     return " and ".join(sorted(kinds)) or UNKNOWN
 
 
 def summary(links: Links) -> str:
-    """Return the kinds of links between any two GPUs with their number, in words."""
+    """Return the kinds of links between any two GPUs with their number."""
     counted = [f"{kind} between {sum(k == kind for k in links.values())}" for kind in sorted(set(links.values()))]
     return f"{', '.join(counted)} of {len(links)} pairs of GPUs" if counted else UNKNOWN

@@ -1,4 +1,4 @@
-"""The differences of two values of plain data, in words."""
+"""The differences of two values of plain data."""
 
 from __future__ import annotations
 

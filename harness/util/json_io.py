@@ -20,7 +20,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def loads(text: str) -> Any:
-    """Parse strict JSON. Raises ValueError, in words, for anything else."""
+    """Parse strict JSON. Raises ValueError for anything else."""
     try:
         value = json.loads(
             text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int

@@ -29,13 +29,13 @@ _CONSTRUCTION_ERRORS = (AttributeError, LookupError, TypeError, ArithmeticError)
 
 
 def load(path: Path) -> tuple[str, Any]:
-    """Read a YAML file; return its text and its data. Raises ValueError, in words, and OSError."""
+    """Read a YAML file; return its text and its data. Raises ValueError and OSError."""
     text = read_text(path, MOST_BYTES)
     return text, parse(text)
 
 
 def parse(text: str) -> Any:
-    """Parse one YAML document. Raises ValueError, in words, for anything but plain data within bounds."""
+    """Parse one YAML document. Raises ValueError for anything but plain data within bounds."""
     try:
         _check_events(text)
         loader = _Loader(text)

@@ -25,7 +25,7 @@ def lacking(run: RunRecord, source: str) -> list[str]:
 
 
 def left_out(run: RunRecord) -> str:
-    """Return which cells and scenarios of its own profile a run did not ask, in words; empty if it asked all, or if
+    """Return which cells and scenarios of its own profile a run did not ask; empty if it asked all, or if
     this version cannot read the profile."""
     try:
         profile = run.asked_for.as_profile()
@@ -70,7 +70,7 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
 
 
 def _short(run: RunRecord, cell: CellRecord, rows: tuple[PlannedRequest, ...]) -> str | None:
-    """Return what is missing or different in the plan of a cell, in words, or None."""
+    """Return what is missing or different in the plan of a cell, or None."""
     planned = rows_of(run, cell)
     if planned is None:
         earlier = "only the number of its requests, as earlier versions recorded it"

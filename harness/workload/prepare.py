@@ -165,7 +165,7 @@ def _obtained(profile: Profile, cells: Sequence[Cell]) -> bool:
 
 
 def _unlike_modules(part: Profile, cell: Cell) -> str | None:
-    """Return why P and D cannot draft unlike numbers of tokens with several modules, in words, or None."""
+    """Return why P and D cannot draft unlike numbers of tokens with several modules, or None."""
     methods = (cell.method.on_prefill, cell.method)
     theirs, ours = (m.draft_tokens for m in methods)
     if cell.topology != "pd" or ours == theirs or max(modules_in(part, m) for m in methods) == 1:

@@ -75,7 +75,7 @@ def require_possible(profile: Profile, prompts: Mapping[str, Prompt], *sent: Seq
 
 
 def _not_drawn(scenario: Scenario, profile: Profile, chosen: Sequence[Prompt]) -> str | None:
-    """Return why the prompts that a scenario is sent cannot bring about its state, in words, or None."""
+    """Return why the prompts that a scenario is sent cannot bring about its state, or None."""
     if len(chosen) < scenario.drawn:
         return (
             f"expected {scenario.drawn} suitable prompts that are sent cold, found {len(chosen)}; ask for fewer, or "

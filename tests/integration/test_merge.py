@@ -854,7 +854,7 @@ def test_command_judges_once_and_exits_with_the_verdict(tmp_path):
         (["merge", "--out", "/nowhere/x"], 64, "DIR"),
         (["merge", "/nowhere", "--out", "/nowhere/x"], 64, "no such folder"),
         (["merge", "/nowhere", "--keep-going", "--out", "/nowhere/x"], 2, "none that can be used"),
-        (["run", "--part", "--mutant", "M1"], 64, "--part: expected no --mutant"),
+        (["run", "--part", "--mutant", "M1"], 64, "--part and --mutant exclude each other"),
     ],
 )
 def test_bad_input(arguments, code, sentence):

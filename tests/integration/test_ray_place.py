@@ -63,10 +63,10 @@ def placed_on(inventory: Inventory, cell: str) -> Placement:
     ("choice", "mutants", "port", "sentence"),
     [
         (ExecutorChoice("slurm"), [], None, "expected local or ray, found 'slurm'"),
-        (ExecutorChoice("local", ray_address="a:1"), [], None, "--ray-address: expected --executor ray"),
-        (ExecutorChoice("local", pair_nodes="same"), [], None, "--pair-nodes: expected --executor ray"),
+        (ExecutorChoice("local", ray_address="a:1"), [], None, "--ray-address needs --executor ray"),
+        (ExecutorChoice("local", pair_nodes="same"), [], None, "--pair-nodes needs --executor ray"),
         (ExecutorChoice("ray"), ["M1"], None, "expected no --mutant, found M1"),
-        (ExecutorChoice("ray"), [], 3000, "expected no --base-port"),
+        (ExecutorChoice("ray"), [], 3000, "--base-port exclude each other"),
         (ExecutorChoice("ray", pair_nodes="apart"), [], None, "expected same, different, any, found 'apart'"),
         (ExecutorChoice("ray", ray_address="ray://a:1"), [], None, "on a node of the cluster"),
     ],

@@ -112,7 +112,7 @@ def test_runs_are_compared():
 def test_bad_input_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(harness.HarnessError, match="expected the folder of a recorded run"):
         harness.load_run(tmp_path)
-    with pytest.raises(harness.HarnessError, match="expected baselines or against"):
+    with pytest.raises(harness.HarnessError, match="baselines and against exclude each other"):
         harness.judge(RED, baselines=BASELINES, against=RED)
     with pytest.raises(harness.HarnessError, match="expected a run or the path of a folder, found None"):
         harness.load_run(None)

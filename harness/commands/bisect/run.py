@@ -126,7 +126,7 @@ class Bisection(Strict):
 
     @property
     def _ends(self) -> str:
-        """How the two ends behave, in words."""
+        """How the two ends behave."""
         said = {s.version: s for s in self.steps}
         ends: tuple[tuple[str, str, Said], ...] = (
             ("--good", self.candidates[0], "not shown"),

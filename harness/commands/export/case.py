@@ -124,7 +124,7 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
 
 
 def injected(mutants: Sequence[str]) -> str:
-    """Return that a case was found with injected faults, in words; empty without any."""
+    """Return that a case was found with injected faults; empty without any."""
     named = ", ".join(mutants)
     return f"the defect is {named}, which the harness injected, and the file does not have" if named else ""
 

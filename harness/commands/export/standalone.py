@@ -51,7 +51,7 @@ say = functools.partial(print, sep="\n", flush=True)
 
 
 def compare(send: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return what is wrong with an answer, in words; empty if it is right."""
+    """Return what is wrong with an answer; empty if it is right."""
     part, expected, choice = send["part"], send["right"]["tokens"], found["choices"][0]
     tokens, problems = [int(token) for token in choice["token_ids"]], []
     say(f"{part}: {len(send['prompt'])} prompt tokens", f"  expected {expected}", f"  found    {tokens}")

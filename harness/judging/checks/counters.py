@@ -201,7 +201,7 @@ def _uncounted(o: Observation) -> list[str]:
 
 
 def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
-    """Yield what the counters should be and are, in words."""
+    """Yield what the counters should be and are."""
     found = counted.grown
     for name, value in _expected(cell, counted).items():
         if found.get(name, 0) != value:

@@ -160,7 +160,7 @@ def _drafted(cell: CellView) -> dict[str, _Drafted]:
 
 
 def _twins(cell: CellView) -> tuple[str, Mapping[str, _Drafted]]:
-    """Return what the requests of a cell are compared with, in words, and their twins by key."""
+    """Return what the requests of a cell are compared with, and their twins by key."""
     if not cell.cold:
         return "the same cell's cold answer", of_cold(cell, _drafted(replace(cell, scenario=COLD)))
     single = cell.sibling("single") if cell.handed_off else None

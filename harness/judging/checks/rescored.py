@@ -116,7 +116,7 @@ def _moved(said: Leg, read: Leg) -> Matrix | None:
 
 
 def _problem(cell: CellView, o: Observation, output: tuple[int, ...], score: Observation | None) -> str | None:
-    """Return why a re-scoring request says nothing about an output, in words, or None.
+    """Return why a re-scoring request says nothing about an output, or None.
 
     The end of an output for which the context has no room beside the one token that the engine generates is not scored.
     """

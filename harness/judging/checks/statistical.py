@@ -356,7 +356,7 @@ def _conditional(rates: Sequence[float]) -> tuple[float | None, ...]:
 
 
 def _where(figures: HypothesisFigures) -> str:
-    """Return the position at which conditional acceptance moved most, in words."""
+    """Return the position at which conditional acceptance moved most."""
     sides = figures.conditional
     moved = [
         (abs(b - a), p, a, b)

@@ -135,7 +135,7 @@ def _located(
 
 
 def _jump(origin: Sequence[int | None], at: int, position: int, size: int) -> str:
-    """Return, in words, from where the output continued instead."""
+    """Return from where the output continued instead."""
     there = origin[at] if at < len(origin) else None
     if there is None:
         return "what came instead is no part of the prompt" if at < len(origin) else "the output ends there"

@@ -300,7 +300,7 @@ def self_test(
 
     if bool(mutants) + quick + complete > 1:
         raise UsageError(
-            "expected one of --quick, --all and --mutant, found several; --quick tries the historic defects"
+            "--quick (the historic defects), --all and names of faults exclude each other; keep one of them"
         )
     trials = select_trials(mutants, quick, method, complete)
     everything = prepare(source, ())

@@ -109,8 +109,8 @@ def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
     [
         ((None, None, None, None, "cold"), "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
         (("RUN", None, None, None, "cold"), "found no finding of"),
-        (("RUN", "x", "pd-none", None, "cold"), "found both"),
-        ((None, None, "pd-none", None, "cold"), "expected --prompt ID or --scenario NAME"),
+        (("RUN", "x", "pd-none", None, "cold"), "exclude each other"),
+        ((None, None, "pd-none", None, "cold"), "--cell needs --prompt ID or --scenario NAME"),
     ],
 )
 def test_neither_or_both_are_refused(latest: Path, given, words):

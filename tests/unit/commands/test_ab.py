@@ -147,7 +147,7 @@ def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "-c", "pd-none")
     assert code == 64 and "--base http://127.0.0.1:1: expected a server" in words and "--single" not in words
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "--key-variable", "NO_SUCH", "-c", "pd-none")
-    assert code == 64 and "--key-variable NO_SUCH: expected the key of the servers in it" in words
+    assert code == 64 and "--key-variable NO_SUCH: this variable is not set" in words
     code, words = inside("ab", "--base", "0.33.0", "--model", "mine", "-c", "pd-none")
     assert code == 64 and "--model mine names a model of a server that runs already" in words
 

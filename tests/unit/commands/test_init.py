@@ -124,7 +124,7 @@ def test_command_prints_or_writes_and_never_overwrites(tmp_path):
     before = out.read_text()
     code, output = inside(*given, "-k", "4", "--out", str(out))
     assert (code, out.read_text()) == (64, before)
-    assert "expected a file that does not exist yet, found it" in output
+    assert "this file exists already; name another one" in output
     code, output = inside(*given, "--device", "tpu")
     assert (code, "expected cpu or gpu" in output) == (64, True)
 

@@ -177,9 +177,9 @@ def test_they_are_part_of_an_identity_which_is_as_before_without_them(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"auto_map": {"AutoModel": "x.Y"}}, "expected no auto_map, found it; it names code or a file"),
-        ({"text_config": [{"auto_map": {"AutoModel": "x.Y"}}]}, "expected no auto_map"),
-        ({"quantization_config_file": "x.json"}, "expected no quantization_config_file"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is not allowed, since it names code or a file"),
+        ({"text_config": [{"auto_map": {"AutoModel": "x.Y"}}]}, "auto_map is not allowed"),
+        ({"quantization_config_file": "x.json"}, "quantization_config_file is not allowed"),
         ({"some": date(2026, 1, 1)}, "neither paths nor code, found '2026-01-01'"),
         ({"some": ["/etc/passwd"]}, "neither paths nor code, found '/etc/passwd'"),
         (["x"], "expected keys with values, found a list"),

@@ -51,5 +51,7 @@ def test_command_prints_figures_and_writes_nothing():
     assert done.stdout.endswith("# EOF\n")
     assert 'kv_harness_run_verdict{verdict="REGRESSION"} 1.0' in done.stdout
     done = harness("report", str(RUNS / "M1"), "--format", "csv", "--out", "x")
-    assert done.code == 64 and "--format: expected no --compare, --out or --json" in done.output
+    assert (
+        done.code == 64 and "--format prints figures and goes with none of --compare, --out and --json" in done.output
+    )
     assert sorted(p.stat().st_mtime_ns for p in (RUNS / "M1").rglob("*")) == before
