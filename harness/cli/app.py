@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -27,6 +28,7 @@ from harness.cli.prompts import prompts_app
 from harness.cli.run import fuzz_command, run_command, up_command
 from harness.cli.trust import aa_command, selftest_command, soak_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
+from harness.util.debug_log import log_to_file, log_to_terminal
 from harness.util.extras import why_missing
 from harness.util.text import harmless
 from harness.version import __version__
@@ -90,8 +92,23 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Before the command: log requests, processes and waits to standard error, to debug the harness.",
+        ),
+    ] = False,
+    log_file: Annotated[
+        Path | None,
+        typer.Option("--log-file", metavar="FILE", help="Before the command: append the same log to a file."),
+    ] = None,
 ) -> None:
-    pass
+    if verbose:
+        log_to_terminal()
+    if log_file is not None:
+        log_to_file(log_file)
 
 
 _TYPER_INTERRUPTED = 130

@@ -7,6 +7,7 @@ that never stops sending fills the memory.
 from __future__ import annotations
 
 import functools
+import logging
 import ssl
 import time
 from collections.abc import Iterable, Mapping
@@ -107,6 +108,9 @@ def _events(answer: httpcore.Response, count: int) -> bytes:
     return read
 
 
+_LOG = logging.getLogger(__name__)
+
+
 class _Transport(httpx.BaseTransport):
     """HTTP over such connections; an answer is read completely before it is returned, unless the request says
     ``LEAVE_AFTER``."""
@@ -121,6 +125,18 @@ class _Transport(httpx.BaseTransport):
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        begun = time.monotonic()
+        try:
+            answer = self._exchange(request)
+        except httpx.HTTPError as error:
+            _LOG.debug(
+                "%s %s: %s after %.3f s", request.method, request.url, type(error).__name__, time.monotonic() - begun
+            )
+            raise
+        _LOG.debug("%s %s: %d after %.3f s", request.method, request.url, answer.status_code, time.monotonic() - begun)
+        return answer
+
+    def _exchange(self, request: httpx.Request) -> httpx.Response:
         limits = [v for v in request.extensions.get("timeout", {}).values() if v is not None]
         budget = _Budget(max(limits)) if limits else None
         url = request.url

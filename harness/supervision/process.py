@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from harness.supervision.cores import Cores
 from harness.supervision.server import LOOPBACK, ServerCommand
 from harness.util.storage import writing
 
+_LOG = logging.getLogger(__name__)
 _START_S = 60.0
 _END_S = 45.0
 """Longest that a supervisor may take to end its tree; it gives up on processes stuck in the kernel after 30 s."""
@@ -82,6 +85,7 @@ class SupervisedProcess:
         request: Mapping[str, Any], argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], handles: Sequence[int]
     ) -> tuple[IO[bytes], IO[bytes]]:
         """Start a supervisor; return its lifeline and the pipe of its replies. Raises EngineStartError."""
+        _LOG.debug("starting %s", shlex.join(argv))
         # -I: the environment's PYTHON… variables are for the engine, not for its supervisor.
         try:
             launcher = subprocess.Popen(
@@ -299,7 +303,9 @@ class SupervisedEngine(EngineProcess):
         """Do as ``EngineProcess.stop``, and remove what its processes created; log what remains."""
         with self._ending:
             if self._left is None:
+                _LOG.debug("ending %s, pid %d", self.command.name, self.pid)
                 self._left = self._end(grace_s)
+                _LOG.debug("ended %s; left: %s", self.command.name, "; ".join(self._left) or "nothing")
                 self._log.close()
                 self._release()
             return self._left

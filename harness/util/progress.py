@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -11,6 +12,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from harness import redact
 from harness.util.text import harmless
+
+_LOG = logging.getLogger(__name__)
 
 
 class _Share:
@@ -100,6 +103,7 @@ class Reporter:
         self._print(text)
 
     def _print(self, text: str) -> None:
+        _LOG.info("%s", text)
         self._printed = time.monotonic()
         stamp = f"[{self._printed - self._begun:6.1f} s] "
         self._console.print(stamp + harmless(redact.text(text)), highlight=False, markup=False, soft_wrap=True)
@@ -116,6 +120,7 @@ class Reporter:
         with self._lock:
             now = time.monotonic()
             (self._starts if start else self._requests).add(seconds, now - self._stepped)
+            _LOG.debug("%s, %.3f s after the step before", text, now - self._stepped)
             self._latest, self._since, self._stepped = text, now, now
             done = self._starts.done_s + self._requests.done_s
         if self._live:
