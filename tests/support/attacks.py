@@ -632,6 +632,7 @@ BENIGN: dict[str, str] = {
     r"one process:(P|D|single)": "no other engine is this process",
     r"an expired lease:one, .*": "a hand-off that was given up before must end its lease",
     r"prompts of another set:the record": "a label: plans and baselines have the hash of each prompt",
+    r"texts not recorded:the record": "answers that have a text are judged by it, whatever the record says",
     r"scored log-probs lost:the record": "records of earlier versions have none; tokens are scored all the same",
 }
 """Attacks that leave a run green, as patterns of names, with the reason why they may."""

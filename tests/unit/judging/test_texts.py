@@ -90,3 +90,25 @@ def test_engines_count_some_tokens_behind_a_stop_string(more, agree):
     grown = {**o.final.counters, "generation_tokens": len(o.final.output_ids) + more}
     found = counters.counters_agree(view(history([change_final(stopped(), counters=grown)]), "single-eagle3"))
     assert any("generation_tokens" in f.message for f in found.findings) is not agree
+
+
+@pytest.mark.parametrize("after_text", [True, False])
+@pytest.mark.parametrize(
+    ("steps", "accepted", "agree"), [(0, 0, True), (1, 3, True), (3, 4, True), (9, 0, False), (1, 4, False)]
+)
+def test_drafts_behind_a_stop_string_may_be_counted_with_the_next_request(after_text, steps, accepted, agree):
+    first = stopped() if after_text else observation("single-eagle3", 40)
+    second = observation("single-eagle3", 65)
+    (told,) = history([second]).observations
+    counted = told.final.counters
+    more = {
+        "drafts": steps,
+        "draft_tokens": 3 * steps,
+        "accepted_tokens": accepted,
+        **{f"accepted_at_{at}": min(max(accepted - at * steps, 0), steps) for at in range(3)},
+    }
+    grown = {**counted, **{name: counted.get(name, 0) + n for name, n in more.items()}}
+    later = change_final(second.model_copy(update={"sequence": 1}), counters=grown)
+    found = counters.counters_agree(view(history([first, later]), "single-eagle3"))
+    told = [f.message for f in found.findings if "draft" in f.message or "accepted" in f.message]
+    assert (not told) is ((agree and after_text) or not steps)
