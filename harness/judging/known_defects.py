@@ -167,7 +167,11 @@ def _entry_notices(
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
-    judged = [c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN]
+    judged = [
+        c
+        for c in before.cells
+        if _names(defect, c) and c.verdict is not Verdict.UNKNOWN and _was_looked_for(defect, c)
+    ]
     if judged and not grown:
         yield (
             f"expected failure {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then "
@@ -181,6 +185,11 @@ def in_words_of(findings: Iterable[Finding]) -> str:
     for f in findings:
         cells.setdefault(f.scenario, set()).add(f.cell)
     return ", ".join(f"{scenario} in {counted(len(of), 'cell')}" for scenario, of in cells.items())
+
+
+def _was_looked_for(defect: KnownDefect, cell: CellVerdict) -> bool:
+    """Return whether a check that shows the defect had something to judge."""
+    return any(r.judged and matches_any(r.check, defect.checks) for r in cell.results)
 
 
 def _near(defect: KnownDefect, finding: Finding) -> bool:
