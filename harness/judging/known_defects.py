@@ -168,9 +168,7 @@ def _entry_notices(
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
     judged = [
-        c
-        for c in before.cells
-        if _names(defect, c) and c.verdict is not Verdict.UNKNOWN and _was_looked_for(defect, c)
+        c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN and _was_looked_for(defect, c)
     ]
     if judged and not grown:
         yield (
