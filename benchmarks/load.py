@@ -114,6 +114,7 @@ def _profile(variants: int) -> dict[str, Any]:
         "methods": [m for m in raw["methods"] if m["kind"] in METHODS],
         "routes": ["client"],
         "exclude": [],
+        "witness": "off",
         "scenarios": [{"id": SCENARIO, "kind": "chunked-prefill", "prompts": [f"long-{n}" for n in LONG]}],
         "axes": {"setting": {f"v{n:04d}": {"engine": {"env": _env(n)}} for n in range(variants)}},
     }

@@ -5,12 +5,16 @@ An exhaustive test repeats, with more or larger samples or with real engines, wh
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes is the machine's affair: a busy one must not turn a right property red.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+# pytest-xdist tells its workers the width of a terminal, which they do not have.
+os.environ.pop("COLUMNS", None)
 
 _LEFT_OUT = pytest.StashKey[int]()
 _SENT = "exhaustive_left_out"
