@@ -87,7 +87,7 @@ class Launcher:
         if self._profile.witness == "off":
             return None
         folder = self._logs.parent / WITNESS
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         return NotesOfKV(folder.resolve(), f"{self._group.id}.{role}")
 
     def _start_engine(self, command: EngineCommand) -> None:
