@@ -18,9 +18,10 @@ from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, tr
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, described_in, named_on_hub
 from harness.prompts.datasets import read_texts
-from harness.util.choices import either, nearest
+from harness.util.choices import nearest
 from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY, beneath
+from harness.util.text import listed
 
 _DRAFTS = 3
 """k, unless it is given."""
@@ -195,7 +196,7 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
         yield f"--out {out}: expected a folder {out.absolute().parent}, found none; make it, or name another file"
     if method not in ("none", *KNOWN_METHODS):
         near = nearest(method, KNOWN_METHODS)
-        hint = f"did you mean {either(near)}?" if near else f"it knows none, {', '.join(KNOWN_METHODS)}."
+        hint = f"did you mean {listed(near, 'or')}?" if near else f"it knows none, {', '.join(KNOWN_METHODS)}."
         yield (
             f"--method {method}: `init` knows no such method; {hint} For another method of vLLM, write its "
             "speculative_config into the profile by hand (docs/profiles.md)"

@@ -38,10 +38,11 @@ from harness.runner.record_cells import record_cells
 from harness.runner.run import new_folder, prepared_recorder
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import Interval, interval_of
-from harness.util.choices import either, nearest, no_such
+from harness.util.choices import nearest, no_such
 from harness.util.files import write_json
 from harness.util.invalid_data import describe_validation_error
 from harness.util.progress import Reporter
+from harness.util.text import listed
 from harness.workload.cells import CellWork, Choice, cell_work, spread
 from harness.workload.prepare import Prepared, prepare, without_rescoring
 
@@ -310,9 +311,10 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     if target.prompt is not None and target.prompt not in ids:
         strata = list(dict.fromkeys(p.stratum for p in prompts.cold))
         near = nearest(target.prompt, [*strata, *ids])
+        hint = f"; did you mean {listed(near, 'or')}?" if near else ""
         raise UsageError(
             f"--prompt {target.prompt!r}: expected the id of a prompt of {profile.workload.prompts.name}, or a stratum "
-            f"({', '.join(strata)}), found neither{f'; did you mean {either(near)}?' if near else ''}"
+            f"({', '.join(strata)}), found neither{hint}"
         )
     choice = Choice(
         scenarios=(target.scenario,),

@@ -16,9 +16,10 @@ from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merge
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
 from harness.util import json_io, yaml_io
-from harness.util.choices import either, nearest, same_name
+from harness.util.choices import nearest, same_name
 from harness.util.invalid_data import describe_validation_error
 from harness.util.paths import REPOSITORY, joined
+from harness.util.text import listed
 
 SHIPPED_PROFILES = Path(__file__).resolve().parent
 _MOST_BYTES = 16 * json_io.MIB
@@ -131,7 +132,7 @@ def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
     if (name := same_name(name_or_path, shipped)) is not None:
         return SHIPPED_PROFILES / f"{name}.yaml"
     near = nearest(name_or_path, shipped)
-    hint = f"did you mean {either(near)}?" if near else f"shipped profiles: {', '.join(shipped)}"
+    hint = f"did you mean {listed(near, 'or')}?" if near else f"shipped profiles: {', '.join(shipped)}"
     raise ProfileError(
         f"{source}expected a shipped profile or the path of a YAML file, found {name_or_path!r}, which is neither; "
         f"{hint} (`harness list profiles` says what they are)"

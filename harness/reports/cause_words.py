@@ -10,7 +10,7 @@ from harness.judging.figures import AcceptanceFigures
 from harness.judging.findings import CellVerdict, CheckResult, Law
 from harness.profiles.cells import CellName
 from harness.reports.causes import Cause
-from harness.util.text import counted, cut
+from harness.util.text import counted, cut, listed
 
 _KV = ("target-kv", "drafter-kv")
 _NAMED = 3
@@ -78,17 +78,12 @@ def _head(cause: Cause) -> str:
 def _where(cause: Cause) -> str:
     """Return the cells and scenarios in words: ``pd-eagle3 (also in 17 scenarios)``."""
     cells, scenarios = list(cause.cells), cause.scenarios
-    where = _joined(cells) if len(cells) <= _NAMED else f"{cells[0]} and {counted(len(cells) - 1, 'more cell')}"
+    where = listed(cells, "and") if len(cells) <= _NAMED else f"{cells[0]} and {counted(len(cells) - 1, 'more cell')}"
     warm = [s for s in scenarios if s != COLD]
     if not warm:
         return where
     states = warm[0] if len(warm) == 1 else counted(len(warm), "scenario")
     return f"{where} (also in {states})" if COLD in scenarios else f"{where} in {states}"
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Return names as people list them: ``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _acceptance(cause: Cause) -> str:

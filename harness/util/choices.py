@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Callable, Sequence
 
 from harness.errors import UsageError
+from harness.util.text import listed
 
 _SHOWN = 12
 """Most names that a message lists."""
@@ -23,11 +24,6 @@ def nearest(given: str, known: Sequence[str]) -> list[str]:
     found = difflib.get_close_matches(word, by_folded, n=_NEAR, cutoff=0.6)
     starting = [name for name in by_folded if word and name.startswith(word)]
     return [by_folded[name] for name in dict.fromkeys([*found, *sorted(starting)])][:_NEAR]
-
-
-def either(names: Sequence[str]) -> str:
-    """Return names as alternatives: ``a``, ``a or b``, ``a, b or c``."""
-    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def same_name(given: str, known: Sequence[str]) -> str | None:
@@ -65,7 +61,7 @@ def no_such(option: str, given: str, known: Sequence[str], what: str, listed_by:
         )
     near = nearest(given, known)
     if near:
-        hint = f"did you mean {either(near)}?"
+        hint = f"did you mean {listed(near, 'or')}?"
     else:
         more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         hint = f"there are {', '.join(known[:_SHOWN])}{more}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 # Control characters of terminals, characters that change the direction of the surrounding text (also by ending the
@@ -37,6 +38,11 @@ def moment(text: str) -> str:
         return text if found.tzinfo is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except (ValueError, OverflowError):
         return text
+
+
+def listed(names: Sequence[str], last: str) -> str:
+    """Return names as people list them, with ``last`` before the last one: ``a``, ``a and b``, ``a, b and c``."""
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def shortened(text: str, most: int = 2000) -> str:

@@ -8,7 +8,8 @@ from harness.errors import ProfileError, UsageError
 from harness.mutants.catalogue import MUTANTS
 from harness.profiles.cells import select_cells
 from harness.profiles.load import load_profile, require_profile
-from harness.util.choices import either, matching, named, nearest
+from harness.util.choices import matching, named, nearest
+from harness.util.text import listed
 from harness.workload.cells import choose_scenarios
 
 PROFILE = load_profile("cpu")
@@ -66,4 +67,8 @@ def test_a_long_list_is_cut():
 
 def test_what_is_like_nothing_has_no_nearest_name():
     assert nearest("zzz", FAULTS) == nearest("", FAULTS) == []
-    assert either(["a"]) == "a" and either(["a", "b"]) == "a or b" and either(["a", "b", "c"]) == "a, b or c"
+    assert (
+        listed(["a"], "or") == "a"
+        and listed(["a", "b"], "or") == "a or b"
+        and listed(["a", "b", "c"], "or") == "a, b or c"
+    )
