@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import common_prefix
-from harness.history.witness import KVWitness, Noted, joined
+from harness.history.witness import KVWitness, Moment, Noted, joined
 from harness.observed.cell import ObservedCell
 
 
@@ -44,29 +44,24 @@ class KVHeld:
 
     def had(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held of a prompt when the request had ended; None if it was not noted."""
-        request = self._request(o, role)
-        return self._ended(request, role) if request is not None else None
+        return next(iter(self._noted(o, role, "end")), None)
 
     def answer(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held behind the cells that a prompt fills; None if it was not noted."""
+        return next(iter(self._noted(o, role, "answer")), None)
+
+    def found(self, o: Observation, role: str) -> list[Noted]:
+        """Return what an engine held of a prompt before its first step, and before those after a preemption."""
+        return self._noted(o, role, "begin")
+
+    def _noted(self, o: Observation, role: str, moment: Moment) -> list[Noted]:
         request = self._request(o, role)
-        return self._answered(request, role) if request is not None else None
+        return self._witness.noted(request, role, moment) if request is not None else []
 
     def had_with_answer(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held of a prompt and its answer; None if it was not noted."""
         prompt, answer = self.had(o, role), self.answer(o, role)
         return prompt if prompt is None or answer is None else joined(prompt, answer)
-
-    def _answered(self, request: str, role: str) -> Noted | None:
-        return next(iter(self._witness.noted(request, role, "answer")), None)
-
-    def _ended(self, request: str, role: str) -> Noted | None:
-        return next(iter(self._witness.noted(request, role, "end")), None)
-
-    def found(self, o: Observation, role: str) -> list[Noted]:
-        """Return what an engine held of a prompt before its first step, and before those after a preemption."""
-        request = self._request(o, role)
-        return self._witness.noted(request, role, "begin") if request is not None else []
 
     def received(self, o: Observation, role: str) -> Noted | None:
         """Return what an engine held of a prompt of which another one had sent a part; None if none was noted."""
@@ -81,7 +76,7 @@ class KVHeld:
             if said is None or said.final is None or read is None:
                 continue
             whole = (*said.sent_ids, *(said.final.output_ids or ()))
-            ours, theirs = self._ended(read.request_id, read.role), self.had_with_answer(said, said.final.role)
+            ours, theirs = self.had(o, read.role), self.had_with_answer(said, said.final.role)
             if ours is not None and theirs is not None:
                 yield ours, theirs, common_prefix(o.sent_ids, whole)
 
@@ -95,10 +90,9 @@ class KVHeld:
         """Return what the engine of a cell held of the same prompt, in another request; None if it noted nothing."""
         other = self.other_answer(o, cell)
         leg = other.final if other is not None else None
-        noted = self._ended(leg.request_id, leg.role) if leg is not None else None
-        if leg is None or noted is None:
+        if other is None or leg is None or (noted := self.had(other, leg.role)) is None:
             return None
-        return KVReference(cell, noted, self._answered(leg.request_id, leg.role), leg.output_ids or ())
+        return KVReference(cell, noted, self.answer(other, leg.role), leg.output_ids or ())
 
     def other_answer(self, o: Observation, cell: str) -> Observation | None:
         """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""
@@ -108,7 +102,7 @@ class KVHeld:
 
     def _request(self, o: Observation, role: str) -> str | None:
         """Return the name that an engine knows a request by."""
-        if not self._cell.routed:
+        if not self._cell.routed or o.cell != self._cell.id:
             leg = o.leg(role)
             return None if leg is None else leg.request_id
         # A router names requests by itself. Its own are told by their prompts, which it may be asked several times.

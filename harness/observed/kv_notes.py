@@ -112,16 +112,12 @@ class CellDistance(NamedTuple):
     """Over the size of the second one."""
 
 
-def distances(ours: Noted, theirs: Noted, tokens: int, drafter: bool = False) -> Iterator[CellDistance]:
-    """Return the distances of all cells of the first tokens, in the layers of the target or of the drafter."""
-    for mine, other, pairs in _alike(ours, theirs, drafter):
-        for cell, both in _common(mine, other, False, tokens).items():
-            if not _even(mine, other, cell, both):
-                continue
-            for i, j in pairs:
-                for kind in range(2):
-                    apart = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
-                    yield CellDistance(mine.layers[i], bool(kind), cell, apart)
+def distances(ours: Noted, theirs: Noted, tokens: int) -> Iterator[CellDistance]:
+    """Yield the distances of all cells of the first tokens, in the layers of the target."""
+    for mine, other, pairs in _alike(ours, theirs, drafter=False):
+        for i, j, kind, cell in _places(mine, other, pairs, _common(mine, other, False, tokens)):
+            apart = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
+            yield CellDistance(mine.layers[i], bool(kind), cell, apart)
 
 
 def _alike(
@@ -205,25 +201,36 @@ def _differences(
     """Return how many cells were compared, and the places that differ. Cells of which one holds more tokens than the
     other have no digest in common."""
     compared, found = 0, []
-    for cell, both in common.items():
-        if not _even(mine, other, cell, both):
+    for i, j, kind, cell in _places(mine, other, pairs, common):
+        # Keys and values of a cell count once.
+        compared += kind == 0
+        ours, theirs = mine.digests[i, kind, cell], other.digests[j, kind, cell]
+        if np.array_equal(ours, theirs):
             continue
-        for i, j in pairs:
-            compared += 1
-            for kind in range(2):
-                ours, theirs = mine.digests[i, kind, cell], other.digests[j, kind, cell]
-                if np.array_equal(ours, theirs):
-                    continue
-                distance = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
-                # A sketch may not show the smallest differences at all.
-                bound = bounds.of(mine.layers[i], bool(kind))
-                if bound and distance <= bound:
-                    continue
-                heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()
-                elsewhere = _cell_with(other, j, kind, ours) if ours.any() else None
-                zeros = not ours[list(heads) or slice(None)].any()
-                found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, zeros, elsewhere))
+        distance = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
+        # A sketch may not show the smallest differences at all.
+        bound = bounds.of(mine.layers[i], bool(kind))
+        if bound and distance <= bound:
+            continue
+        heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()
+        elsewhere = _cell_with(other, j, kind, ours) if ours.any() else None
+        zeros = not ours[list(heads) or slice(None)].any()
+        found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, zeros, elsewhere))
     return compared, found
+
+
+def _places(
+    mine: NotedGroup,
+    other: NotedGroup,
+    pairs: Collection[tuple[int, int]],
+    common: dict[int, NDArray[np.bool_]],
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what both notes cover alike: the layer in the one and in the other, keys (0) or values (1), and the
+    cell."""
+    for cell, both in common.items():
+        if _even(mine, other, cell, both):
+            for i, j in pairs:
+                yield from ((i, j, kind, cell) for kind in range(2))
 
 
 def _cell_with(group: NotedGroup, layer: int, kind: int, digest: NDArray[np.uint64]) -> int | None:
