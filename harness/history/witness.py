@@ -18,6 +18,7 @@ from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
 from harness.history.layout import witness_files
 from harness.util import json_io
+from harness.util.byte_cache import ByteCache
 from harness.util.invalid_data import describe_validation_error
 from harness.util.strict import Strict
 
@@ -26,6 +27,8 @@ Moment = Literal["begin", "end", "answer"]
 CELL = 16
 """Tokens in a cell."""
 _SKETCH = 8
+_CACHED = 16 * 2**20
+"""Bytes of lines whose notes are kept."""
 _REQUEST = re.compile(r"(?:chat)?cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?")
 """How vLLM names the request that came with an X-Request-Id: which choice, and since 0.12 something random."""
 _ROUTED = "___prefill_addr_"
@@ -133,6 +136,8 @@ class KVWitness:
         """By group of engines: layers whose caches could not be told apart into keys and values, with the reason."""
         self.errors: dict[str, list[str]] = defaultdict(list)
         """By group of engines: what went wrong in the plugin."""
+        self._parsed: ByteCache[_Place, Noted] = ByteCache(_CACHED)
+        """Notes that are asked for again: each reference is, for every cell."""
         for path in witness_files(folder):
             self._read(path)
 
@@ -166,13 +171,16 @@ class KVWitness:
         Raises DataError for damaged notes."""
         by_rank: dict[int, list[Noted]] = defaultdict(list)
         for place in self._places.get((request, _side(role), moment), ()):
-            by_rank[place.rank].append(self._parsed(place))
+            by_rank[place.rank].append(self._at(place))
         return [_whole(parts) for parts in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=False)]
 
-    def _parsed(self, place: _Place) -> Noted:
+    def _at(self, place: _Place) -> Noted:
+        if (known := self._parsed.get(place)) is not None:
+            return known
         with place.path.open("rb") as stream:
             stream.seek(place.offset)
-            row = _validated(_Row, json_io.loads(stream.readline(LONGEST_LINE).decode()), place.path)
+            line = stream.readline(LONGEST_LINE)
+        row = _validated(_Row, json_io.loads(line.decode()), place.path)
         groups = {g.group: g for g in self._headers[place.path].groups}
         order = [g.group for g in self._headers[place.path].groups]
         noted = []
@@ -181,7 +189,9 @@ class KVWitness:
                 raise DataError(f"{place.path}: expected a group of its layers, found {found.group}")
             received = None if row.received is None else frozenset(row.received[order.index(found.group)])
             noted.append(_behind(row.first, _group(groups[found.group], found, received, place.path)))
-        return Noted(tuple(noted))
+        whole = Noted(tuple(noted))
+        self._parsed.put(place, whole, len(line))
+        return whole
 
 
 def _side(role: str) -> str:

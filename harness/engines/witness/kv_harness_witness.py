@@ -36,7 +36,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -150,6 +150,13 @@ class WatchedRequest:
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
         self.held: list[list[Block]] = [[] for _ in range(groups)]
         """What ``blocks`` were when it took them."""
+        self._names: dict[int, list[str]] = {}
+
+    def names(self, size: int) -> list[str]:
+        """Return the names (``_names``) of its blocks of a size, which are made once: it takes blocks in many steps."""
+        if size not in self._names:
+            self._names[size] = _names(self.tokens, size)
+        return self._names[size]
 
 
 class Witness:
@@ -200,7 +207,7 @@ class Witness:
         stay what they are: another request has filled them."""
         request = self.requests[id_]
         for size, of_group, mine, held in zip(self.sizes, blocks, request.blocks, request.held, strict=False):
-            names = _names(request.tokens, size)
+            names = request.names(size)
             for block in of_group:
                 at = len(mine)
                 if at >= computed // size or block not in self._pool:
@@ -345,7 +352,7 @@ def _fills_by_nixl_alone(runner: Any) -> bool:
 def _kept(request: WatchedRequest, group: Group, hits: Sequence[int]) -> dict[str, Any]:
     """Return what those of a request's blocks that the prefix cache found held when they were filled, and which of them
     were filled for other tokens."""
-    names, held = _names(request.tokens, group.block_size), request.held[group.number]
+    names, held = request.names(group.block_size), request.held[group.number]
     known = [at for at in hits if held[at].digests is not None]
     return {
         "blocks": known,
@@ -590,18 +597,13 @@ def _name(prompt: Sequence[int] | None) -> str:
     return hashlib.sha256(",".join(map(str, prompt or ())).encode()).hexdigest()[:16]
 
 
-@functools.lru_cache(maxsize=32)
-def _names_of(tokens: tuple[int, ...], size: int) -> tuple[str, ...]:
+def _names(tokens: Sequence[int], size: int) -> list[str]:
+    """Return names of the tokens up to the end of each full block."""
     digest, out = hashlib.sha256(), []
     for end in range(size, len(tokens) + 1, size):
         digest.update(",".join(map(str, tokens[end - size : end])).encode() + b",")
         out.append(digest.hexdigest()[:16])
-    return tuple(out)
-
-
-def _names(tokens: Iterable[int], size: int) -> tuple[str, ...]:
-    """Return names of the tokens up to the end of each full block."""
-    return _names_of(tuple(tokens), size)
+    return out
 
 
 def _watch_v1(module: ModuleType) -> None:
