@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.engines.witness import kv_harness_witness as plugin
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
+from harness.history.witness import KVWitness
 from harness.judging.checks import kv
 from harness.judging.checks.registry import judge_cell
+from harness.observed.kv_held import KVHeld
 from tests.support.builders import change_final, history, observation, view, with_profile
 from tests.support.kv_caches import AtOnce, StandInRunner, as_in_an_engine, kv_of, take_note, write_notes
 
@@ -241,3 +244,10 @@ def test_the_last_entry_of_a_drafter_may_follow_another_answer(run: Run):
     changed = [other, *(o for o in cell.history.observations if o.cell != "pd-eagle3")]
     made = with_profile(history(changed, folder=run.folder), witness="kv")
     assert kv.kv_computed(view(made, "pd-eagle3")).verdict is Verdict.PASS
+
+
+def test_an_answer_of_another_cell_is_found_by_its_own_legs_behind_a_router(run: Run):
+    made = run.view().history
+    (plain,) = [o for o in made.observations if o.cell == "single-none"]
+    behind = SimpleNamespace(routed=True, id="pd-eagle3-router", history=made)
+    assert KVHeld(behind, KVWitness(run.folder)).had(plain, "single") is not None  # type: ignore[arg-type]
