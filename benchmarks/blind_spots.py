@@ -5,9 +5,9 @@ Real engines of the profile ``cpu``, or of another one with CPU engines, a pair 
 The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
 damage is seen in none.
 
-With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer. The
-table says how many the KV witness sees and names, and how many every other check together. Exit code 1 if the witness
-misses one.
+With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer, or
+of its recurrent state one head, or the convolution. The table says how many the KV witness sees and names, and how many
+every other check together. Exit code 1 if the witness misses one.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ _MODULE_INPUTS = {
 }
 _WAYS = ("zero", "bit", "token before")
 """What is done to a token's KV in one head: zeros, the lowest bit of one number, or the token before's."""
+_STATES = ("convolution", "state")
 _NOT_READ = {("dflash", "target_token_ids")}
 """Inputs that a proposer is given and does not use: DFlash knows the text from the target's hidden states alone."""
 
@@ -132,14 +133,22 @@ class Seen(NamedTuple):
 
 
 def _random_places(
-    layers: Sequence[tuple[str, str]], heads: Mapping[str, int], tokens: int, number: int, seed: int
+    layers: Sequence[tuple[str, str]], heads: Mapping[str, Sequence[int]], tokens: int, number: int, seed: int
 ) -> Iterator[tuple[str, str, str, dict[str, str]]]:
-    """Yield damage to one token in one head of one layer, each way as often."""
+    """Yield damage to one token in one head of one layer, each way as often, or to one head of its recurrent state.
+    ``heads`` are those of each layer: of a recurrent one, of its convolution (one) and of its state."""
     chosen = random.Random(seed)
     for at in range(number):
         (name, owner), part, how = chosen.choice(layers), chosen.choice("KV"), _WAYS[at % len(_WAYS)]
+        if owner.endswith("-state"):
+            # No other token has a state that could stand there.
+            part, how = chosen.choice(_STATES), how if how in ("zero", "bit") else "zero"
+            head = chosen.randrange(heads[name][_STATES.index(part)])
+            wanted = {"layer": name, "part": part, "state": "", "head": str(head), "how": how}
+            yield f"{owner}, {part}", how, f"{name}, head {head}", wanted
+            continue
         # Before the first token of a prompt there is none to take the KV from.
-        token, head = chosen.randrange(how == "token before", tokens), chosen.randrange(heads[name])
+        token, head = chosen.randrange(how == "token before", tokens), chosen.randrange(heads[name][0])
         wanted = {"layer": name, "part": part, "token": str(token), "head": str(head), "how": how}
         yield f"{owner}, {part}", how, f"{name}, token {token}, head {head}", wanted
 
@@ -241,18 +250,26 @@ def try_method(
             return [_try(session, one, control, baselines, before, damage, *v) for v in random_places]
 
 
-def _heads(run: Path) -> dict[str, int]:
-    """Return the number of heads of each layer that the engines have noted."""
-    found: dict[str, int] = {}
+def _heads(run: Path) -> dict[str, list[int]]:
+    """Return the numbers of heads of each layer that the engines have noted, by kind of recurrent state."""
+    found: dict[str, list[int]] = {}
     for path in witness_files(run):
         header = json.loads(path.open(encoding="utf-8").readline())
-        found |= {name: heads for group in header["groups"] for name, _, heads in group["layers"]}
+        found |= {name: [heads] for group in header["groups"] for name, _, heads in group["layers"]}
+        found |= {name: parts for group in header["states"] for name, _, parts in group["layers"]}
     return found
 
 
 def _names(found: Sequence[Finding], wanted: dict[str, str]) -> bool:
-    """Return whether the witness names the layer, keys or values, head and token that were damaged, and no others."""
+    """Return whether the witness names the layer, keys or values, head and token that were damaged, and no others; of a
+    recurrent state, the layer, kind and head."""
     told = [f.evidence for f in found if isinstance(f.evidence, KVDifference) and f.check == HANDED_OVER]
+    if "state" in wanted:
+        heads = (int(wanted["head"]),) if wanted["part"] == "state" else ()
+        expected = [(wanted["layer"], wanted["part"], heads)]
+        return bool(told) and all(
+            [(s.layer, s.kind, s.heads) for s in e.states] == expected and not e.places for e in told
+        )
     kind = {"K": "keys", "V": "values"}.get(wanted.get("part", ""))
     return (
         "token" in wanted

@@ -1,7 +1,8 @@
 """Damage that ``benchmarks.blind_spots`` puts into D: loaded by vLLM as a plugin, told by a file what to do.
 
 The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, with
-``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head,
+``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head, ``"state"`` and ``"head"`` for
+one head of a recurrent state,
 ``{"input", "how"}`` for what the drafter is given, or ``{"input", "how", "module"}`` for what one of several modules of
 multi-token prediction is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
 the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
@@ -78,6 +79,10 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
         _damage_token(worker, groups, wanted)
         _note(".done", "token")
         return True
+    if "state" in wanted:
+        _damage_state(worker, groups, wanted)
+        _note(".done", "state")
+        return True
     # Block 0 stands for those that a window has left, which are not handed over.
     group = [b for b in groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]] if b]
     at = {"first": 0, "middle": len(group) // 2, "last": len(group) - 1}[wanted["block"]]
@@ -125,6 +130,19 @@ def _damage_token(worker: Any, groups: list[list[int]], wanted: dict[str, str]) 
         numbers[mine[0]] ^= 1
     else:
         page[mine] = page[places[at - 1, int(wanted["head"])]].clone()
+
+
+def _damage_state(worker: Any, groups: list[list[int]], wanted: dict[str, str]) -> None:
+    """Damage one head of a recurrent state that arrived, or its convolution: all zero, or one bit of one number."""
+    module = worker.vllm_config.compilation_config.static_forward_context[wanted["layer"]]
+    blocks = groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]]
+    mine = module.kv_cache[wanted["part"] == "state"][[b for b in blocks if b][-1]]
+    mine = mine[int(wanted["head"])] if wanted["part"] == "state" else mine
+    if wanted["how"] == "zero":
+        mine.zero_()
+    else:
+        numbers = mine.view({2: torch.int16, 4: torch.int32}[mine.element_size()])
+        numbers[(0,) * numbers.dim()] ^= 1
 
 
 def _before_drafting(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:

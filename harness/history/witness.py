@@ -72,10 +72,38 @@ class NotedGroup(NamedTuple):
     """Of a note before the first step: what the blocks were that the prefix cache found."""
 
 
+class StateLayer(NamedTuple):
+    """A layer with recurrent state."""
+
+    name: str
+    drafter: bool
+    parts: tuple[int, ...]
+    """Heads of each of its tensors; one of a convolution."""
+
+
+class NotedState(NamedTuple):
+    """The recurrent state of the layers of a KV-cache group after the first tokens of a request."""
+
+    layers: tuple[StateLayer, ...]
+    tokens: int
+    digests: tuple[tuple[NDArray[np.uint64], ...], ...]
+    """By layer and tensor: [heads]"""
+    sketches: NDArray[np.float32]
+    """[tensors of all layers, projections]"""
+    received: bool = False
+    """Whether another engine sent it."""
+    kept: tuple[tuple[NDArray[np.uint64], ...], ...] | None = None
+    """Of a state that the prefix cache found: the digests that it had when it was computed, where they are known."""
+    foreign: bool = False
+    """Whether the prefix cache had it of other tokens."""
+
+
 class Noted(NamedTuple):
     """What an engine's KV caches held of a request at a moment."""
 
     groups: tuple[NotedGroup, ...]
+    states: tuple[NotedState, ...] = ()
+    """The state that the request goes on from; at its end, those after each chunk of its prompt."""
 
 
 class _Place(NamedTuple):
@@ -90,11 +118,17 @@ class _GroupOfFile(Strict):
     layers: tuple[tuple[str, bool, int], ...]
 
 
+class _StatesOfFile(Strict):
+    group: int
+    layers: tuple[tuple[str, bool, tuple[int, ...]], ...]
+
+
 class _Header(Strict):
     witness: Literal[1]
     rank: int
     ranks: int
     groups: tuple[_GroupOfFile, ...]
+    states: tuple[_StatesOfFile, ...] = ()
     unseen: dict[str, str]
 
 
@@ -113,6 +147,16 @@ class _GroupRow(Strict):
     kept: _KeptRow | None = None
 
 
+class _StateRow(Strict):
+    group: int
+    tokens: int = Field(ge=1)
+    digests: str
+    sketches: str
+    received: bool = False
+    kept: str | None = None
+    foreign: bool = False
+
+
 class _Row(Strict):
     request: str
     prompt: str
@@ -121,6 +165,7 @@ class _Row(Strict):
     first: int = Field(default=0, ge=0)
     """Number of the first cell."""
     groups: tuple[_GroupRow, ...]
+    states: tuple[_StateRow, ...] = ()
 
 
 class KVWitness:
@@ -189,7 +234,10 @@ class KVWitness:
                 raise DataError(f"{place.path}: expected a group of its layers, found {found.group}")
             received = None if row.received is None else frozenset(row.received[order.index(found.group)])
             noted.append(_behind(row.first, _group(groups[found.group], found, received, place.path)))
-        whole = Noted(tuple(noted))
+        layers = {g.group: tuple(StateLayer(*layer) for layer in g.layers) for g in self._headers[place.path].states}
+        if unknown := {s.group for s in row.states} - set(layers):
+            raise DataError(f"{place.path}: expected a group of its states, found {min(unknown)}")
+        whole = Noted(tuple(noted), tuple(_state(layers[s.group], s, place.path) for s in row.states))
         self._parsed.put(place, whole, len(line))
         return whole
 
@@ -256,6 +304,29 @@ def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptB
     return KeptBlocks(found.blocks, digests, found.foreign)
 
 
+def _state(layers: tuple[StateLayer, ...], found: _StateRow, path: Path) -> NotedState:
+    try:
+        sketches = _array(found.sketches, "<f4", path).reshape(sum(len(layer.parts) for layer in layers), _SKETCH)
+    except ValueError as error:
+        raise DataError(f"{path}: expected a sketch of each state of {len(layers)} layers, found others") from error
+    kept = None if found.kept is None else _by_tensor(layers, found.kept, path)
+    digests = _by_tensor(layers, found.digests, path)
+    return NotedState(layers, found.tokens, digests, sketches, found.received, kept, found.foreign)
+
+
+def _by_tensor(layers: tuple[StateLayer, ...], text: str, path: Path) -> tuple[tuple[NDArray[np.uint64], ...], ...]:
+    """Return the digests of states by layer and tensor."""
+    digests = _array(text, "<u8", path)
+    if len(digests) != (parts := sum(sum(layer.parts) for layer in layers)):
+        raise DataError(f"{path}: expected {parts} digests of states, found {len(digests)}")
+    out, at = [], 0
+    for layer in layers:
+        ends = at + np.cumsum(layer.parts)
+        out.append(tuple(digests[end - heads : end] for end, heads in zip(ends, layer.parts, strict=True)))
+        at = int(ends[-1])
+    return tuple(out)
+
+
 def _behind(first: int, group: NotedGroup) -> NotedGroup:
     """Return a group whose cells begin with one of the request, with cells in front that do not count."""
     if not first:
@@ -284,7 +355,30 @@ def _whole(parts: tuple[Noted, ...]) -> Noted:
                 kept=_kept_by_all([g.kept for g in of_ranks]),
             )
         )
-    return Noted(tuple(groups))
+    return Noted(tuple(groups), tuple(_state_of_all(s) for s in zip(*(part.states for part in parts), strict=False)))
+
+
+def _state_of_all(parts: Sequence[NotedState]) -> NotedState:
+    """Return what the ranks of an engine noted of a state, each of its own heads, as one."""
+    layers = tuple(
+        layer._replace(parts=tuple(sum(heads) for heads in zip(*(p.layers[i].parts for p in parts), strict=True)))
+        for i, layer in enumerate(parts[0].layers)
+    )
+    kept = [p.kept for p in parts if p.kept is not None]
+    return parts[0]._replace(
+        layers=layers,
+        digests=_beside([p.digests for p in parts]),
+        sketches=np.sum([p.sketches for p in parts], axis=0),
+        kept=_beside(kept) if len(kept) == len(parts) else None,
+        foreign=any(p.foreign for p in parts),
+    )
+
+
+def _beside(parts: Sequence[tuple[tuple[NDArray[np.uint64], ...], ...]]) -> tuple[tuple[NDArray[np.uint64], ...], ...]:
+    return tuple(
+        tuple(np.concatenate(tensors) for tensors in zip(*of_layer, strict=True))
+        for of_layer in zip(*parts, strict=True)
+    )
 
 
 def _kept_by_all(parts: Sequence[KeptBlocks | None]) -> KeptBlocks | None:
@@ -299,7 +393,9 @@ def _kept_by_all(parts: Sequence[KeptBlocks | None]) -> KeptBlocks | None:
 def joined(prompt: Noted, answer: Noted) -> Noted:
     """Return one note of a prompt and of the cells behind those that it fills."""
     behind = {group.layers: group for group in answer.groups}
-    return Noted(tuple(_joined(g, behind[g.layers]) if g.layers in behind else g for g in prompt.groups))
+    return prompt._replace(
+        groups=tuple(_joined(g, behind[g.layers]) if g.layers in behind else g for g in prompt.groups)
+    )
 
 
 def _joined(front: NotedGroup, behind: NotedGroup) -> NotedGroup:

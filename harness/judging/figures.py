@@ -255,13 +255,27 @@ class KVPlace(Strict):
     """First of the 16 tokens whose KV stands there instead; None where it is no other tokens' of this prompt."""
 
 
+class KVState(Strict):
+    """A recurrent state of one layer that is another one."""
+
+    layer: str
+    kind: str
+    """``convolution`` or ``state``."""
+    heads: tuple[int, ...]
+    after: int
+    """The tokens of the prompt that it is of."""
+    zeros: bool
+
+
 class KVOfLayers(Strict):
-    """Layers, one after the other, in which the same blocks of a prompt differ."""
+    """Layers, one after the other, in which the same blocks of a prompt differ, or their recurrent states."""
 
     layers: tuple[str, ...]
     keys: tuple[int, ...]
     """The blocks whose keys differ."""
     values: tuple[int, ...]
+    states: tuple[int, ...] = ()
+    """The numbers of tokens after which their recurrent states differ."""
     zeros: bool
     """Whether zeros stand in all of them."""
 
@@ -279,6 +293,8 @@ class KVDifference(Strict):
     """Length of the prompt."""
     by_layer: tuple[KVOfLayers, ...]
     """All layers in which something differs."""
+    states: tuple[KVState, ...] = ()
+    """Recurrent states that differ; not all are listed."""
 
 
 class CacheHit(Strict):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.history.witness import CELL, KVLayer, Noted, NotedGroup
+from harness.history.witness import CELL, KVLayer, Noted, NotedGroup, NotedState, StateLayer
 
 KINDS = ("keys", "values")
+STATE_KINDS = ("convolution", "state")
 
 
 class OtherKV(NamedTuple):
@@ -33,16 +34,35 @@ class OtherKV(NamedTuple):
     """The cell in which the second cache has what the first one has here; None if it has it nowhere."""
 
 
+class OtherState(NamedTuple):
+    """A recurrent state of one layer in which two caches differ."""
+
+    layer: StateLayer
+    kind: str
+    """One of STATE_KINDS."""
+    tokens: int
+    """The state is that after so many tokens."""
+    heads: tuple[int, ...]
+    """The heads that differ; empty of a convolution, and where the two have unlike numbers of them."""
+    distance: float
+    """As that of keys and values."""
+    zeros: bool
+    """Whether the first cache has zeros there, in the heads that differ."""
+
+
 class KVBounds(NamedTuple):
     """Distances of two cells over their size up to which they are equal but for rounding; 0: bit for bit."""
 
     otherwise: float = 0.0
-    """Of a layer that is not named."""
+    """Of a layer of attention that is not named."""
+    of_states: float = 0.0
+    """Of a layer with recurrent state that is not named."""
     by_layer: Mapping[tuple[str, bool], float] = MappingProxyType({})
-    """By the layer's name, of its keys (False) and its values (True)."""
+    """By the layer's name, of its keys (False) and its values (True), or of its convolution and its state."""
 
-    def of(self, layer: KVLayer, values: bool) -> float:
-        return self.by_layer.get((layer.name, values), self.otherwise)
+    def of(self, layer: KVLayer | StateLayer, values: bool) -> float:
+        unnamed = self.of_states if isinstance(layer, StateLayer) else self.otherwise
+        return self.by_layer.get((layer.name, values), unnamed)
 
 
 EXACT = KVBounds()
@@ -57,10 +77,19 @@ class KVComparison(NamedTuple):
     tokens: tuple[int, ...]
     """The tokens that differ in any layer, where marks tell."""
     block_size: int
+    states: tuple[OtherState, ...] = ()
+    """The recurrent states that differ."""
+    states_compared: int = 0
+    """States that were compared, over all layers."""
+
+    @property
+    def compared(self) -> int:
+        """Cells and states that were compared."""
+        return self.cells + self.states_compared
 
     @property
     def differs(self) -> bool:
-        return bool(self.places or self.tokens)
+        return bool(self.places or self.tokens or self.states)
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -80,8 +109,8 @@ def compare_notes(
 ) -> KVComparison:
     """Compare two notes in the layers of the target, of the drafter, or of both (None).
 
-    ``received`` restricts the comparison to blocks that another engine filled, ``tokens`` to so many tokens. Places
-    whose distance is within ``bounds`` are taken for rounding.
+    ``received`` restricts the comparison to what another engine sent, ``tokens`` to so many tokens. Places whose
+    distance is within ``bounds`` are taken for rounding.
     """
     cells, size = 0, ours.groups[0].block_size if ours.groups else 1
     places: list[OtherKV] = []
@@ -99,25 +128,100 @@ def compare_notes(
             asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
             cells += len(uneven)
             others |= _tokens(mine, other, common, asked, uneven)
-    return KVComparison(cells, tuple(places), tuple(sorted(others)), size)
+    number, states = _other_states(ours, theirs, drafter, received, bounds, tokens)
+    return KVComparison(cells, tuple(places), tuple(sorted(others)), size, tuple(states), number)
+
+
+class _StatePair(NamedTuple):
+    """The same kind of recurrent state of a layer after the same tokens, in two notes."""
+
+    layer: StateLayer
+    kind: int
+    tokens: int
+    ours: NDArray[np.uint64]
+    theirs: NDArray[np.uint64]
+    distance: float
+
+
+def _state_pairs(
+    ours: Noted, theirs: Noted, drafter: bool | None, received: bool, tokens: int | None
+) -> Iterator[_StatePair]:
+    known = {(s.tokens, layer.name): (s, i) for s in theirs.states for i, layer in enumerate(s.layers)}
+    for state in ours.states:
+        if (received and not state.received) or (tokens is not None and state.tokens > tokens):
+            continue
+        for i, layer in enumerate(state.layers):
+            other = known.get((state.tokens, layer.name))
+            if other is None or drafter not in (None, layer.drafter):
+                continue
+            pairs = zip(state.digests[i], other[0].digests[other[1]], strict=False)
+            for kind, (mine, digests) in enumerate(pairs):
+                apart = _distance(_sketch(state, i, kind), _sketch(*other, kind))
+                yield _StatePair(layer, kind, state.tokens, mine, digests, apart)
+
+
+def _sketch(state: NotedState, layer: int, kind: int) -> NDArray[np.float32]:
+    sketch: NDArray[np.float32] = state.sketches[sum(len(x.parts) for x in state.layers[:layer]) + kind]
+    return sketch
+
+
+def _other_states(
+    ours: Noted, theirs: Noted, drafter: bool | None, received: bool, bounds: KVBounds, tokens: int | None
+) -> tuple[int, list[OtherState]]:
+    """Return how many states were compared, and those that differ."""
+    compared, found = 0, []
+    for pair in _state_pairs(ours, theirs, drafter, received, tokens):
+        # The kinds of a layer's state count once.
+        compared += pair.kind == 0
+        bound = bounds.of(pair.layer, bool(pair.kind))
+        if np.array_equal(pair.ours, pair.theirs) or (bound and pair.distance <= bound):
+            continue
+        found.append(_other_state(pair.layer, pair.kind, pair.tokens, pair.ours, pair.theirs, pair.distance))
+    return compared, found
+
+
+def _other_state(
+    layer: StateLayer,
+    kind: int,
+    tokens: int,
+    ours: NDArray[np.uint64],
+    theirs: NDArray[np.uint64],
+    distance: float,
+) -> OtherState:
+    alike = len(ours) == len(theirs) > 1
+    heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if alike else ()
+    # A layer with one tensor has a convolution, or a state by heads.
+    name = STATE_KINDS[0] if kind == 0 and layer.parts[0] == 1 else STATE_KINDS[1]
+    return OtherState(layer, name, tokens, heads, distance, not ours[list(heads) or slice(None)].any())
+
+
+def states_unpaired(receiver: Noted, sender: Noted) -> tuple[int, ...]:
+    """Return after how many tokens a receiver holds states that were sent and that the sender has no note of."""
+    known = {(s.tokens, layer.name) for s in sender.states for layer in s.layers}
+    sent = [s for s in receiver.states if s.received]
+    return tuple(sorted({s.tokens for s in sent if not known >= {(s.tokens, layer.name) for layer in s.layers}}))
 
 
 class CellDistance(NamedTuple):
     """How far two caches are apart in a cell of one layer."""
 
-    layer: KVLayer
+    layer: KVLayer | StateLayer
     values: bool
+    """Of recurrent state: whether it is not that of the convolution."""
     cell: int
     distance: float
     """Over the size of the second one."""
 
 
 def distances(ours: Noted, theirs: Noted, tokens: int) -> Iterator[CellDistance]:
-    """Yield the distances of all cells of the first tokens, in the layers of the target."""
+    """Yield the distances of all cells of the first tokens, and of all states after some of them, in the layers of the
+    target."""
     for mine, other, pairs in _alike(ours, theirs, drafter=False):
         for i, j, kind, cell in _places(mine, other, pairs, _common(mine, other, False, tokens)):
             apart = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
             yield CellDistance(mine.layers[i], bool(kind), cell, apart)
+    for pair in _state_pairs(ours, theirs, False, False, tokens):
+        yield CellDistance(pair.layer, bool(pair.kind), pair.tokens // CELL, pair.distance)
 
 
 def _alike(
@@ -147,7 +251,7 @@ def tokens_beyond(receiver: Noted, said: int) -> tuple[int, ...]:
 
 
 def compare_kept(found: Noted) -> KVComparison:
-    """Compare what the prefix cache found with what the same blocks held when they were filled."""
+    """Compare what the prefix cache found with what the same blocks, and states, were when they were filled."""
     cells, size = 0, found.groups[0].block_size if found.groups else 1
     places: list[OtherKV] = []
     for group in found.groups:
@@ -160,7 +264,16 @@ def compare_kept(found: Noted) -> KVComparison:
             if _of_cell(group, cell).all():
                 cells += len(group.layers)
                 places += _places_of_kept(group, group.kept.digests, cell, number)
-    return KVComparison(cells, tuple(places), (), size)
+    known = [(s, s.kept) for s in found.states if s.kept is not None]
+    states = [other for state, kept in known for other in _states_of_kept(state, kept)]
+    return KVComparison(cells, tuple(places), (), size, tuple(states), sum(len(s.layers) for s, _ in known))
+
+
+def _states_of_kept(state: NotedState, kept: Sequence[Sequence[NDArray[np.uint64]]]) -> Iterator[OtherState]:
+    for layer, now, before in zip(state.layers, state.digests, kept, strict=True):
+        for kind, (ours, theirs) in enumerate(zip(now, before, strict=True)):
+            if not np.array_equal(ours, theirs):
+                yield _other_state(layer, kind, state.tokens, ours, theirs, float("nan"))
 
 
 def _places_of_kept(group: NotedGroup, kept: NDArray[np.uint64], cell: int, at: int) -> Iterator[OtherKV]:

@@ -53,6 +53,11 @@ class RecordedEngine(NamedTuple):
         return str(self._setting("dtype"))
 
     @property
+    def kv_cache_dtype(self) -> str:
+        """Data type of the KV cache; ``auto`` for that of the model."""
+        return str(self._setting("kv_cache_dtype"))
+
+    @property
     def placement(self) -> str:
         return str(self._setting("placement"))
 
@@ -85,7 +90,7 @@ class RecordedEngine(NamedTuple):
     @property
     def kv_item_bytes(self) -> int:
         """Bytes of one number in the KV cache; 1 where the record does not say, which every size is a multiple of."""
-        named = self._setting("kv_cache_dtype")
+        named = self.kv_cache_dtype
         return _ITEM_BYTES.get(self.settings.get("dtype", "") if named == "auto" else named, 1)
 
     @property

@@ -24,10 +24,17 @@ LAYERS = ("model.layers.0.attn", "model.layers.1.attn", "draft.layers.0.attn")
 class StandInBackend:
     """Writes keys and values into a cache of shape [blocks, heads, tokens, 2 * elements] as back ends of vLLM do."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, otherwise: str = "") -> None:
         self.way = way
+        self.types = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+        self.otherwise = otherwise
 
-    def do_kv_cache_update(self, _layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
+        if cache.dtype == torch.uint8:
+            # Quantised, by a scale for keys and one for values.
+            assert key.dtype == layer.dtype
+            kept = self.types[self.otherwise or layer.kv_cache_dtype]
+            key, value = (x.div(by).to(kept).view(torch.uint8) for x, by in ((key, 0.5), (value, 3.0)))
         tokens, size = cache.shape[2], cache.shape[3] // 2
         block, at = slots // tokens, slots % tokens
         if self.way == "side by side":
@@ -62,10 +69,19 @@ def kv_of(seed: int, tokens: int = 2 * PROMPT, dtype: torch.dtype = torch.float3
 class StandInRunner:
     """A model runner whose caches hold given keys and values of one request."""
 
-    def __init__(self, kv: torch.Tensor, block_size: int, way: str = "side by side", draft: bool = True) -> None:
+    def __init__(
+        self,
+        kv: torch.Tensor,
+        block_size: int,
+        way: str = "side by side",
+        draft: bool = True,
+        kept: str | None = None,
+    ) -> None:
+        """Keep the numbers in their own type, or as bytes of the type that vLLM calls ``kept``."""
         names = LAYERS if draft else LAYERS[:2]
         tokens = kv.shape[2]
         self.blocks = list(range(-(-tokens // block_size), 0, -1))
+        self.of_groups = [self.blocks]
         self.requests: dict[str, Any] = {}
         self.drafter = SimpleNamespace(_draft_attn_layer_names={LAYERS[2]})
         self.kv_caches = [True]
@@ -73,14 +89,55 @@ class StandInRunner:
         backend = StandInBackend(way)
         for i, name in enumerate(names):
             cache = torch.randn((len(self.blocks) + 1, HEADS, block_size, 2 * SIZE)).to(kv.dtype)
-            self.layers[name] = SimpleNamespace(kv_cache=cache, impl=backend, num_kv_heads=HEADS, head_size=SIZE)
+            if kept is not None:
+                cache = torch.randint(0, 99, cache.shape, dtype=torch.uint8)
+            self.layers[name] = layer = SimpleNamespace(
+                kv_cache=cache, impl=backend, num_kv_heads=HEADS, head_size=SIZE, dtype=kv.dtype, kv_cache_dtype=kept
+            )
             slots = torch.tensor([self.blocks[t // block_size] * block_size + t % block_size for t in range(tokens)])
-            backend.do_kv_cache_update(None, kv[i, 0], kv[i, 1], cache, slots)
+            backend.do_kv_cache_update(layer, kv[i, 0], kv[i, 1], cache, slots)
         self.compilation_config = SimpleNamespace(static_forward_context=self.layers)
         spec = SimpleNamespace(block_size=block_size)
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=[SimpleNamespace(layer_names=list(names), kv_cache_spec=spec)]
         )
+
+
+STATEFUL = ("model.layers.2.mixer", "model.layers.3.mixer")
+STATE_HEADS = 2
+
+
+class StatefulRunner(StandInRunner):
+    """A model runner that has layers with recurrent state, too: a convolution and a state of two heads in each."""
+
+    def __init__(self, kv: torch.Tensor, states: dict[int, torch.Tensor], drafts: int = 0, mode: str = "align") -> None:
+        """Let the request have ``states`` ([layers, numbers of one layer]) after so many tokens, in the blocks in which
+        these tokens end. ``drafts`` is the room behind a convolution for their states."""
+        super().__init__(kv, 32, draft=False)
+        # All groups share one pool.
+        self.of_groups.append([block + len(self.blocks) for block in self.blocks])
+        size = 2 * len(self.blocks) + 1
+        # What is behind the window of a convolution belongs to nobody.
+        self.tensors = {name: (torch.randn(size, 4, 3 + drafts), torch.randn(size, 2, 5, 5)) for name in STATEFUL}
+        for tokens, state in states.items():
+            self.put(tokens, state)
+        for name in STATEFUL:
+            self.layers[name] = SimpleNamespace(kv_cache=self.tensors[name])
+        spec = SimpleNamespace(block_size=32, mamba_cache_mode=mode, num_speculative_blocks=drafts)
+        groups = self.kv_cache_config.kv_cache_groups
+        groups.append(SimpleNamespace(layer_names=list(STATEFUL), kv_cache_spec=spec))
+
+    def put(self, tokens: int, state: torch.Tensor) -> None:
+        block = self.of_groups[1][(tokens - 1) // 32]
+        for numbers, name in zip(state, STATEFUL, strict=True):
+            convolution, recurrent = self.tensors[name]
+            convolution[block, :, :3] = numbers[:12].reshape(4, 3)
+            recurrent[block] = numbers[12:].reshape(2, 5, 5)
+
+
+def state_of(seed: int) -> torch.Tensor:
+    """Return the states of the stateful layers: [layers, 12 numbers of a convolution and 25 of each head]."""
+    return torch.randn((len(STATEFUL), 62), generator=torch.Generator().manual_seed(seed))
 
 
 class AtOnce(plugin.Writer):
@@ -121,15 +178,19 @@ def take_note(
     prompt: int | Sequence[int],
     received: Sequence[int] | None = None,
     answer: int | Sequence[int] = 0,
+    states: Sequence[int] = (),
 ) -> None:
-    """Let a request begin that finds its whole prompt, or end; prompt and answer are tokens, or how many."""
+    """Let a request begin that finds its whole prompt, or end; prompt and answer are tokens, or how many. Its states
+    are noted after so many tokens."""
     ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
     said = list(range(answer)) if isinstance(answer, int) else list(answer)
     name = f"cmpl-{request}-0-0a1b2c3d"
-    witness.requests[name] = plugin.WatchedRequest(ids, len(ids), 1)
-    witness.take(name, [runner.blocks], len(ids) if moment == "begin" else 0)
+    witness.requests[name] = plugin.WatchedRequest(ids, len(ids), len(witness.sizes))
+    witness.take(name, runner.of_groups, len(ids) if moment == "begin" else 0)
     if moment == "begin":
-        given = None if received is None else [[runner.blocks[i] for i in received]]
+        given = None if received is None else [[blocks[i] for i in received] for blocks in runner.of_groups]
         witness.begin(name, len(ids), given)
     else:
+        for tokens in states:
+            witness.state(name, tokens, (tokens - 1) // 32)
         witness.end(name, [*ids, *said])

@@ -7,6 +7,9 @@ lines of JSON to a file of its own there: one that describes its layers, and one
 ``end``     when it has ended, over its prompt
 ``answer``  at the same time, over the cells behind those that its prompt fills, up to its last token with KV
 
+Recurrent state is noted after each chunk of a prompt, with the number of tokens that it is of, and written with the
+moment ``end``; and ``begin`` has the state that a request goes on from.
+
 Beside what a prefix hit finds stands what its blocks held when the request that filled them had ended.
 
 What is noted does not depend on the layout of the cache, the size of a block or the number of ranks: keys and values of
@@ -16,6 +19,7 @@ a token are read through the places to which the attention backend itself writes
   fixed odd factors, modulo 2**64. A cell of zeros has the digest zero. Equal digests mean equal bits.
 * A **sketch** is ``SKETCH`` projections on fixed random signs, in half precision, for each layer, keys or values, and
   cell: the squared distance of two sketches, over ``SKETCH``, estimates the squared distance of what they are of.
+* A **state's digests** are the same for each layer, tensor and head: of a convolution one over all of it.
 * A **token's mark** is 32 bits over all layers of the target, or all of the drafter: it says where a cell differs.
 
 The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
@@ -118,6 +122,8 @@ class Layer(NamedTuple):
     """Places in a block, int64 [2 (keys, values), tokens of a kernel block, heads, elements]."""
     cache: Any
     """The cache, indexed by kernel block."""
+    numbers: Any
+    """Type in which its elements are numbers, where they are kept as bytes."""
 
 
 class Group(NamedTuple):
@@ -128,6 +134,25 @@ class Group(NamedTuple):
     layers: tuple[Layer, ...]
 
 
+class StateLayer(NamedTuple):
+    """A layer with recurrent state, of which a block holds one."""
+
+    name: str
+    drafter: bool
+    tensors: tuple[Any, ...]
+    """By kind of state: [blocks, heads, ...], or of a convolution [blocks, 1, ...]."""
+
+
+class StateGroup(NamedTuple):
+    """A KV-cache group whose requests have a state for each block that they keep."""
+
+    number: int
+    block_size: int
+    in_columns: bool
+    """Whether a request's state moves from block to block, and not all of it is in the first one."""
+    layers: tuple[StateLayer, ...]
+
+
 class Block:
     """A block of the pool since a request took it."""
 
@@ -135,7 +160,8 @@ class Block:
         self.name = name
         """Name (``_names``) of the tokens up to its end; None while they are not known."""
         self.digests: Any = None
-        """int64 [layers, 2, cells, heads], once a request that held it has ended or was preempted."""
+        """int64 [layers, 2, cells, heads], once a request that held it has ended or was preempted; of a state that is
+        of whole blocks, int64 [parts], once it was computed."""
 
 
 class WatchedRequest:
@@ -150,6 +176,8 @@ class WatchedRequest:
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
         self.held: list[list[Block]] = [[] for _ in range(groups)]
         """What ``blocks`` were when it took them."""
+        self.states: dict[tuple[int, int], tuple[Any, Any]] = {}
+        """By tokens and group: the digests and sketches of the state after so many of them."""
         self._names: dict[int, list[str]] = {}
 
     def names(self, size: int) -> list[str]:
@@ -177,7 +205,13 @@ class Witness:
         groups = runner.kv_cache_config.kv_cache_groups
         self.sizes: list[int] = [group.kv_cache_spec.block_size for group in groups]
         """Tokens in a block of each group, also of those whose caches cannot be read."""
+        self.states: list[StateGroup] = []
         for index, group in enumerate(groups):
+            mode = getattr(group.kv_cache_spec, "mamba_cache_mode", None)
+            if mode is not None:
+                states = tuple(_state_layer(runner, n, n in drafts, group.kv_cache_spec) for n in group.layer_names)
+                self.states.append(StateGroup(index, group.kv_cache_spec.block_size, mode != "none", states))
+                continue
             layers = []
             for name in group.layer_names:
                 try:
@@ -197,6 +231,10 @@ class Witness:
                     "layers": [[layer.name, layer.drafter, layer.heads] for layer in g.layers],
                 }
                 for g in self.groups
+            ],
+            "states": [
+                {"group": g.number, "layers": [[x.name, x.drafter, [t.shape[1] for t in x.tensors]] for x in g.layers]}
+                for g in self.states
             ],
             "unseen": unseen,
         }
@@ -230,15 +268,53 @@ class Witness:
         for block in (block for group in blocks for block in group):
             self._pool.pop(block, None)
 
+    def state(self, id_: str, tokens: int, column: int) -> None:
+        """Note the state of a request after its first ``tokens``, which is in the block of a column."""
+        request = self.requests[id_]
+        for group in self.states:
+            if (tokens, group.number) not in request.states:
+                at = column if group.in_columns else 0
+                request.states[tokens, group.number] = noted = _state(group, request.blocks[group.number][at])
+                # The prefix cache has the states that are of whole blocks.
+                if tokens == (at + 1) * group.block_size and at < len(request.held[group.number]):
+                    self._remember(request.held[group.number][at], noted[0])
+
+    def _remember(self, block: Block, digests: Any) -> None:
+        block.digests = digests
+        self._kept[block] = None
+        self._kept.move_to_end(block)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)[0].digests = None
+
+    def _found_states(self, request: WatchedRequest, tokens: int, mine: Callable[[int], set[int]]) -> list[Any]:
+        """Return the states that a request goes on from after its first ``tokens``: its group, they, whether another
+        engine sent it, what the prefix cache had there, and whether that was of other tokens. ``mine`` are blocks of a
+        group that were received."""
+        out = []
+        for group in self.states:
+            blocks, held = request.blocks[group.number], request.held[group.number]
+            at = (tokens - 1) // group.block_size if group.in_columns else 0
+            if at >= len(blocks) or blocks[at] == _NULL_BLOCK:
+                continue
+            kept, foreign, received = None, False, blocks[at] in mine(group.number)
+            if self._hits_alone and not received and tokens == (at + 1) * group.block_size:
+                names = request.names(group.block_size)
+                kept = held[at].digests
+                foreign = held[at].name is not None and at < len(names) and held[at].name != names[at]
+            out.append((group.number, tokens, *_state(group, blocks[at]), received, kept, foreign))
+        return out
+
     def begin(
         self,
         id_: str,
         computed: int,
         received: Sequence[Sequence[int]] | None = None,
         unwritten: Sequence[set[int]] = (),
+        state_of: int | None = None,
     ) -> None:
         """Note what a request finds in its cache in the first ``computed`` tokens. ``received`` are those of its
-        blocks that came from another engine, ``unwritten`` those that others compute in this step, by group."""
+        blocks that came from another engine, ``unwritten`` those that others compute in this step, by group. Its state
+        is that after ``state_of`` tokens, if they are not as many."""
         request = self.requests[id_]
         row: dict[str, Any] = {"request": id_, "prompt": request.name, "moment": "begin"}
         filled = [set(received[g.number]) if received and g.number < len(received) else set() for g in self.groups]
@@ -256,7 +332,9 @@ class Witness:
             hits = blocks[: computed // group.block_size] if self._hits_alone else []
             kept = [i for i, block in enumerate(hits) if block != _NULL_BLOCK and block not in mine]
             noted.append((*found, _kept(request, group, kept)))
-        self._writer.put(functools.partial(_row, row, noted))
+        sent = received or ()
+        states = self._found_states(request, state_of or computed, lambda g: set(sent[g]) if g < len(sent) else set())
+        self._writer.put(functools.partial(_row, row, noted, states))
 
     def end(self, id_: str, tokens: Sequence[int], noted: bool = True) -> None:
         """Learn that a request is over whose ``tokens`` have KV: remember its full blocks, and note what it has left
@@ -274,7 +352,8 @@ class Witness:
             answers += [(*answer, None)] if answer else []
         if noted:
             row = {"request": id_, "prompt": request.name}
-            self._writer.put(functools.partial(_row, {**row, "moment": "end"}, prompts))
+            states = [(group, count, *noted, False, None, False) for (count, group), noted in request.states.items()]
+            self._writer.put(functools.partial(_row, {**row, "moment": "end"}, prompts, states))
             if answers:
                 self._writer.put(functools.partial(_row, {**row, "moment": "answer", "first": behind}, answers))
 
@@ -293,11 +372,8 @@ class Witness:
         for at, name in enumerate(_names(tokens, group.block_size)):
             if at < len(blocks) and blocks[at] != _NULL_BLOCK:
                 block = self._pool[blocks[at]]
-                block.name, block.digests = name, whole[:, :, at * cells : (at + 1) * cells]
-                self._kept[block] = None
-                self._kept.move_to_end(block)
-        while len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)[0].digests = None
+                block.name = name
+                self._remember(block, whole[:, :, at * cells : (at + 1) * cells])
 
     def _noted(self, group: Group, blocks: list[int], start: int, end: int) -> tuple[Any, ...] | None:
         """Return what a request's blocks hold of tokens from ``start``, a multiple of a cell, up to ``end``."""
@@ -336,11 +412,24 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, Any, Any]:
             raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
             sums = _sums(raw, layer.first_head)
             digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
-            sketches.append(_sketch(raw, cells, layer.first_head))
+            sketches.append(_sketch(raw.view(layer.numbers), cells, layer.first_head))
             share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
             marks[layer.drafter] = marks[layer.drafter].to(device) + share
     shape = (len(group.layers), 2, cells, -1)
     return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), *marks
+
+
+def _state(group: StateGroup, block: int) -> tuple[Any, Any]:
+    """Return digests, int64 [parts], and sketches, float32 [tensors, SKETCH], of the states in a block."""
+    import torch
+
+    digests, sketches = [], []
+    for layer in group.layers:
+        for tensor in layer.tensors:
+            raw = tensor[block].reshape(tensor.shape[1], -1).contiguous()
+            digests.append((_integers(raw) * _factors(raw.numel(), 13, raw.device).reshape(raw.shape)).sum(-1))
+            sketches.append(raw.reshape(-1).to(torch.float32) @ _signs(raw.numel(), 15, raw.device))
+    return torch.cat(digests), torch.stack(sketches)
 
 
 def _fills_by_nixl_alone(runner: Any) -> bool:
@@ -361,7 +450,7 @@ def _kept(request: WatchedRequest, group: Group, hits: Sequence[int]) -> dict[st
     }
 
 
-def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]], states: Sequence[Any] = ()) -> dict[str, Any]:
     """Return a row with its tensors as text. Waits for the device."""
     import torch
 
@@ -378,7 +467,19 @@ def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]]) -> dict[str, Any
             of_blocks = kept["digests"]
             group["kept"] = {**kept, "digests": _text(torch.cat(of_blocks, 2)) if of_blocks else ""}
         groups.append(group)
-    return {**row, "groups": groups}
+    found = [
+        {
+            "group": index,
+            "tokens": tokens,
+            "digests": _text(digests),
+            "sketches": _text(sketches),
+            "received": received,
+            "kept": None if kept is None else _text(kept),
+            "foreign": foreign,
+        }
+        for index, tokens, digests, sketches, received, kept, foreign in states
+    ]
+    return {**row, "groups": groups, **({"states": found} if found else {})}
 
 
 def _text(tensor: Any) -> str:
@@ -411,38 +512,81 @@ def _layer(runner: Any, name: str, drafter: bool) -> Layer:
     cache = module.kv_cache
     if isinstance(cache, (list, tuple)):
         if len(cache) != 1:
-            raise Unseen(f"its cache is {len(cache)} tensors, as that of recurrent state")
+            raise Unseen(f"its cache is {len(cache)} tensors")
         cache = cache[0]
     impl = getattr(module, "impl", None)
     if not hasattr(impl, "do_kv_cache_update") or not hasattr(module, "num_kv_heads") or cache.dim() != 4:
         raise Unseen(f"{type(module).__name__} does not keep keys and values by head")
     places = _places(module, impl, cache)
-    return Layer(name, drafter, places.shape[2], _rank()[0] * places.shape[2], places, cache)
+    numbers = cache.dtype if cache.dtype.is_floating_point else _as_bytes(getattr(module, "kv_cache_dtype", None))
+    return Layer(name, drafter, places.shape[2], _rank()[0] * places.shape[2], places, cache, numbers)
+
+
+def _as_bytes(named: Any) -> Any:
+    """Return the type of elements that a cache keeps as bytes, by vLLM's name for it. Raises Unseen for others."""
+    import torch
+
+    known = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    if named not in known:
+        raise Unseen(f"its cache is of {named}")
+    return known[named]
+
+
+def _state_layer(runner: Any, name: str, drafter: bool, spec: Any) -> StateLayer:
+    """Describe a layer with recurrent state."""
+    return StateLayer(
+        name,
+        drafter,
+        tuple(
+            _convolution(tensor, spec.num_speculative_blocks) if kind == 0 and tensor.dim() == 3 else tensor
+            for kind, tensor in enumerate(runner.compilation_config.static_forward_context[name].kv_cache)
+        ),
+    )
+
+
+def _convolution(tensor: Any, drafts: int) -> Any:
+    """Return the state of a convolution as [blocks, 1, ...], without the room behind it that drafts take."""
+    axis = _window_axis()
+    return tensor.narrow(axis, 0, tensor.shape[axis] - drafts).unsqueeze(1)
+
+
+def _window_axis() -> int:
+    """Return the axis of [blocks, ...] along which the state of a convolution has its latest inputs."""
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    return 2 if is_conv_state_dim_first() else 1
 
 
 def _places(module: Any, impl: Any, cache: Any) -> Any:
     """Return where the backend puts each element of a block: int64 [2 (keys, values), tokens, heads, elements].
 
     The backend itself writes numbered keys and values into a block of its own, as many times as the numbers have digits
-    that the cache's type holds exactly.
+    that the cache's type tells apart.
     """
     import torch
 
     tokens, heads, size = cache.shape[2], module.num_kv_heads, module.head_size
     count = 2 * tokens * heads * size
-    if cache.element_size() < 2 or not cache.dtype.is_floating_point:
-        raise Unseen(f"its cache is of {cache.dtype}, whose layout is not found out yet")
     if cache[0].numel() != count:
         raise Unseen(f"its blocks have {cache[0].numel()} elements where keys and values have {count}")
     numbers = torch.arange(count, device=cache.device).reshape(2, tokens, heads, size)
     slots = torch.arange(tokens, 2 * tokens, device=cache.device)
-    found = torch.zeros(count, dtype=torch.int64, device=cache.device)
-    base, scale = 128, 1
-    while scale < count:
-        digits = ((numbers // scale) % base + 1).to(cache.dtype)
+
+    def written(digits: Any) -> Any:
+        # Quantised, powers of two stay so far apart that rounding and scales leave them apart.
+        values = digits + 1 if cache.element_size() > 1 else 2.0**digits
+        keys, others = values.to(cache.dtype if cache.element_size() > 1 else module.dtype).contiguous()
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
-        impl.do_kv_cache_update(module, digits[0].contiguous(), digits[1].contiguous(), scratch, slots)
-        found += (scratch[1].reshape(-1).to(torch.int64) - 1) * scale
+        impl.do_kv_cache_update(module, keys, others, scratch, slots)
+        return scratch[1].reshape(-1).to(torch.int64)
+
+    base, scale = (128, 1) if cache.element_size() > 1 else (4, 1)
+    # What stands where each digit was written; keys and values may have scales of their own.
+    codes = torch.stack([written(torch.full_like(numbers, digit)) for digit in range(base)]) if base == 4 else None
+    found = torch.zeros(count, dtype=torch.int64, device=cache.device)
+    while scale < count:
+        stored = written((numbers // scale) % base)
+        found += (stored - 1 if codes is None else (codes == stored).to(torch.int64).argmax(0)) * scale
         scale *= base
     places = torch.argsort(found)
     if not torch.equal(found[places], torch.arange(count, device=cache.device)):
@@ -455,27 +599,33 @@ def _factors(count: int, seed: int, device: Any) -> Any:
     """Return odd factors of 64 bits, int64 [count], by SplitMix64 (Steele, Lea and Flood, 2014)."""
     import torch
 
-    out = []
-    state = seed << 32
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        z = state
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        z = (z ^ (z >> 31)) | 1
-        out.append(z - 2**64 if z >= 2**63 else z)
-    return torch.tensor(out, dtype=torch.int64, device=device)
+    def shifted(z: Any, bits: int) -> Any:
+        # Without the sign, as of an unsigned number.
+        return (z >> bits) & (2 ** (64 - bits) - 1)
+
+    z = (torch.arange(1, count + 1, device=device) * _signed(0x9E3779B97F4A7C15)) + (seed << 32)
+    z = (z ^ shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return (z ^ shifted(z, 31)) | 1
+
+
+def _signed(number: int) -> int:
+    return number - 2**64
 
 
 def _sums(raw: Any, first_head: int) -> Any:
     """Return the sum of a head's elements, as integers, times their factors: [tokens, heads, elements] to int64
     [tokens, heads]."""
+    _, heads, size = raw.shape
+    factors = _factors((first_head + heads) * size, 3, raw.device)[first_head * size :].reshape(heads, size)
+    return (_integers(raw) * factors).sum(-1)
+
+
+def _integers(raw: Any) -> Any:
+    """Return the bits of elements as int64."""
     import torch
 
-    _, heads, size = raw.shape
-    integers = raw.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
-    factors = _factors((first_head + heads) * size, 3, raw.device)[first_head * size :].reshape(heads, size)
-    return (integers * factors).sum(-1)
+    return raw.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
 
 
 def _sketch(raw: Any, cells: int, first_head: int) -> Any:
@@ -535,7 +685,26 @@ def _ended(runner: Any, step: Any) -> None:
         return
     preempted = set(getattr(step, "preempted_req_ids", None) or ())
     for id_ in [i for i in (*step.finished_req_ids, *preempted) if i in witness.requests]:
+        if witness.states:
+            # One that gave a single token ends before a step in which its state is seen.
+            _note_state(runner, witness, id_, len(_computed(runner, id_, witness.requests[id_])))
         witness.end(id_, _computed(runner, id_, witness.requests[id_]), noted=id_ not in preempted)
+
+
+def _note_state(runner: Any, witness: Witness, id_: str, tokens: int) -> None:
+    """Note a request's state after its first ``tokens`` if they are of its prompt. What it is after those of an answer
+    depends on drafts that were rejected."""
+    if 0 < tokens <= witness.requests[id_].prompt:
+        witness.state(id_, tokens, _column(runner, id_, (tokens - 1) // witness.states[0].block_size))
+
+
+def _column(runner: Any, id_: str, otherwise: int) -> int:
+    """Return the column of a request's block in which its state is: one further on where a step had room for drafts."""
+    if hasattr(runner, "requests"):
+        return int(getattr(runner, "mamba_state_idx", {}).get(id_, otherwise))
+    columns = getattr(runner.model_state, "_mamba_state_idx_gpu", None)
+    row = runner.req_states.req_id_to_index.get(id_)
+    return otherwise if columns is None or row is None else int(columns[row])
 
 
 def _computed(runner: Any, id_: str, request: WatchedRequest) -> Sequence[int]:
@@ -572,6 +741,8 @@ def _begun(runner: Any, step: Any) -> None:
         witness.requests[new.req_id] = WatchedRequest(tokens, prompt, len(witness.sizes))
         begun.append((new.req_id, new.block_ids, new.num_computed_tokens))
     for id_, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
+        if witness.states and id_ in witness.requests and id_ not in cached.resumed_req_ids:
+            _note_state(runner, witness, id_, count)
         if id_ in cached.resumed_req_ids:
             tokens = _tokens_v1(runner, id_) or ()
             prompt = runner.requests[id_].num_prompt_tokens
@@ -586,10 +757,9 @@ def _begun(runner: Any, step: Any) -> None:
     for id_, _, count in begun:
         received = _received.pop(id_, None)
         if count:
-            if received is not None and count + 1 == witness.requests[id_].prompt:
-                # D computes the last token of a prompt again, of which it has received the KV.
-                count += 1
-            witness.begin(id_, count, received, witness.unwritten(computed, id_))
+            # D computes the last token of a prompt again, of which it has received the KV.
+            last = received is not None and count + 1 == witness.requests[id_].prompt
+            witness.begin(id_, count + last, received, witness.unwritten(computed, id_), state_of=count)
 
 
 def _name(prompt: Sequence[int] | None) -> str:

@@ -14,10 +14,17 @@ from harness.judging.checks.kv_rounding import constant_bounds, measured_bounds
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.observed.kv_held import KVReference
-from harness.observed.kv_notes import KVBounds, KVComparison, compare_kept, compare_notes, tokens_beyond
+from harness.observed.kv_notes import (
+    KVBounds,
+    KVComparison,
+    compare_kept,
+    compare_notes,
+    states_unpaired,
+    tokens_beyond,
+)
 from harness.profiles.cells import SECOND_P
 from harness.scenarios.proving import hits_of
-from harness.util.text import counted
+from harness.util.text import counted, listed
 
 HANDED_OVER = "kv-handed-over"
 COMPUTED = "kv-computed"
@@ -37,7 +44,9 @@ def has_hits(cell: CellView) -> bool:
 
 
 def _found_kept(cell: CellView, o: Observation, role: str) -> bool:
-    return any(g.kept is not None and g.kept.blocks for noted in cell.kv_held.found(o, role) for g in noted.groups)
+    moments = cell.kv_held.found(o, role)
+    blocks = any(g.kept is not None and g.kept.blocks for noted in moments for g in noted.groups)
+    return blocks or any(s.kept is not None for noted in moments for s in noted.states)
 
 
 def has_reference(cell: CellView) -> bool:
@@ -66,6 +75,23 @@ def _target_reference(cell: CellView) -> str:
     return cell.name.reference if cell.selected(cell.name.reference) else cell.name.single
 
 
+class _Compared(NamedTuple):
+    """What a check has compared so far, over all layers."""
+
+    cells: int = 0
+    states: int = 0
+
+    def and_of(self, found: KVComparison) -> _Compared:
+        return _Compared(self.cells + found.cells, self.states + found.states_compared)
+
+    @property
+    def note(self) -> str:
+        cells = f"{counted(self.cells, 'cell')} of {CELL} tokens" if self.cells else ""
+        states = counted(self.states, "recurrent state") if self.states else ""
+        parts = [part for part in (cells, states) if part]
+        return f"{listed(parts, 'and')} of a layer compared" if parts else ""
+
+
 class _HandOff(NamedTuple):
     """A prompt whose KV, or a part of it, one engine received from another."""
 
@@ -85,7 +111,7 @@ def kv_handed_over(cell: CellView) -> CheckResult:
     """Check that D received, bit for bit and in every layer, the KV that P had, in each block that was sent, and P what
     D had, where it reads an answer back."""
     findings = list(_unseen(cell, HANDED_OVER))
-    judged = compared = 0
+    judged, compared = 0, _Compared()
     for o in cell.all_observations():
         for of in _hand_offs(cell, o):
             receiver = "P" if of.whose == "D" else "D"
@@ -95,8 +121,13 @@ def kv_handed_over(cell: CellView) -> CheckResult:
                 findings.append(cell.untested(HANDED_OVER, words, o))
                 continue
             found = compare_notes(of.receiver, of.sender, received=True)
-            judged += bool(found.cells)
-            compared += found.cells
+            judged += bool(found.compared)
+            compared = compared.and_of(found)
+            if alone := states_unpaired(of.receiver, of.sender):
+                words = (
+                    f"expected a note of the recurrent state that {of.whose} had after {alone[0]} tokens, found none"
+                )
+                findings.append(cell.untested(HANDED_OVER, words, o))
             if found.differs:
                 words = f"expected {receiver} to hold what {of.whose} had when it {of.when}"
                 findings.append(kv_finding(cell, HANDED_OVER, o, of.to, found, words, of.whose))
@@ -106,7 +137,7 @@ def kv_handed_over(cell: CellView) -> CheckResult:
                     f"token{'s' if len(beyond) > 1 else ''} {ranges(beyond)} too, behind that turn's answer"
                 )
                 findings.append(cell.finding(HANDED_OVER, Verdict.REGRESSION, "target-kv", words, o))
-    return conclude(HANDED_OVER, cell.id, judged, findings, note=_note(compared))
+    return conclude(HANDED_OVER, cell.id, judged, findings, note=compared.note)
 
 
 def _hand_offs(cell: CellView, o: Observation) -> Iterator[_HandOff]:
@@ -130,11 +161,11 @@ def kv_computed(cell: CellView) -> CheckResult:
     drafter's what the single engine's drafter did with the cold prompt."""
     held, others = cell.kv_held, _references(cell)
     findings = list(_unseen(cell, COMPUTED))
-    judged = compared = 0
+    judged, compared = 0, _Compared()
     for o in cell.all_observations():
         if not _is_answered(o) or o.final is None:
             continue
-        cells = 0
+        before = compared
         answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())
         references = {drafter: reference for drafter, reference in answers if reference is not None}
         for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
@@ -149,11 +180,10 @@ def kv_computed(cell: CellView) -> CheckResult:
             if role == o.final.role and (reference := references.get(False)) is not None:
                 compared_now += _answered(cell, o, role, reference)
             for found, finding in compared_now:
-                cells += found.cells
+                compared = compared.and_of(found)
                 findings += [finding] if finding is not None else []
-        judged += bool(cells)
-        compared += cells
-    return conclude(COMPUTED, cell.id, judged, _one_each(findings), note=_note(compared))
+        judged += compared != before
+    return conclude(COMPUTED, cell.id, judged, _one_each(findings), note=compared.note)
 
 
 def _computed(
@@ -197,7 +227,7 @@ def kv_kept(cell: CellView) -> CheckResult:
     for the same tokens."""
     held = cell.kv_held
     findings = list(_unseen(cell, KEPT))
-    judged = compared = 0
+    judged, compared = 0, _Compared()
     for o in cell.all_observations():
         for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
             moments = held.found(o, role)
@@ -206,10 +236,12 @@ def kv_kept(cell: CellView) -> CheckResult:
                 findings.append(cell.untested(KEPT, words, o))
             for noted in moments:
                 found = compare_kept(noted)
-                judged += any(g.kept is not None and (g.kept.blocks or g.kept.foreign) for g in noted.groups)
-                compared += found.cells
+                judged += any(g.kept is not None and (g.kept.blocks or g.kept.foreign) for g in noted.groups) or any(
+                    s.kept is not None or s.foreign for s in noted.states
+                )
+                compared = compared.and_of(found)
                 findings += _changed(cell, o, role, noted, found)
-    return conclude(KEPT, cell.id, judged, findings, note=_note(compared))
+    return conclude(KEPT, cell.id, judged, findings, note=compared.note)
 
 
 def _changed(cell: CellView, o: Observation, role: str, noted: Noted, found: KVComparison) -> Iterator[Finding]:
@@ -218,6 +250,12 @@ def _changed(cell: CellView, o: Observation, role: str, noted: Noted, found: KVC
         words = (
             f"expected the {role} engine's prefix cache to find blocks that were filled for these tokens, found block"
             f"{'s' if len(foreign) > 1 else ''} {ranges(foreign)} filled for others"
+        )
+        yield cell.finding(KEPT, Verdict.REGRESSION, "target-kv", words, o)
+    if others := sorted({s.tokens for s in noted.states if s.foreign}):
+        words = (
+            f"expected the {role} engine's prefix cache to find the recurrent state after these {others[0]} tokens, "
+            "found that after others"
         )
         yield cell.finding(KEPT, Verdict.REGRESSION, "target-kv", words, o)
     if found.differs:
@@ -268,7 +306,3 @@ def _unseen(cell: CellView, check: str) -> Iterator[Finding]:
         yield cell.untested(check, f"expected to see the KV of layer {layer}, found that {why}")
     for error in dict.fromkeys(cell.kv_held.errors):
         yield cell.untested(check, f"expected the engines to note what their KV caches hold, found an error: {error}")
-
-
-def _note(compared: int) -> str:
-    return f"{counted(compared, 'cell')} of {CELL} tokens of a layer compared" if compared else ""

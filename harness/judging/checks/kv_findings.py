@@ -10,10 +10,11 @@ from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.history.witness import CELL
 from harness.judging.evidence import CellView
-from harness.judging.figures import KVDifference, KVOfLayers, KVPlace
+from harness.judging.figures import KVDifference, KVOfLayers, KVPlace, KVState
 from harness.judging.findings import DamageClass, Finding, Location
-from harness.observed.kv_notes import KINDS, KVComparison
+from harness.observed.kv_notes import KINDS, STATE_KINDS, KVComparison
 from harness.prompts.lengths import blocks
+from harness.util.text import listed
 
 _SHOWN = 12
 """Places that a finding lists."""
@@ -43,6 +44,10 @@ def kv_finding(
         tokens=found.tokens,
         prompt_tokens=len(o.sent_ids),
         by_layer=tuple(_by_layer(found)),
+        states=tuple(
+            KVState(layer=s.layer.name, kind=s.kind, heads=s.heads, after=s.tokens, zeros=s.zeros)
+            for s in found.states[:_SHOWN]
+        ),
     )
     finding = cell.finding(check, Verdict.REGRESSION, damage, f"{words}, found {where}", o, evidence)
     moved = _moved(found)
@@ -59,22 +64,49 @@ def kv_finding(
 
 def _by_layer(found: KVComparison) -> Iterator[KVOfLayers]:
     """Yield what differs in each layer, taking together those that follow each other and differ alike."""
-    layers = _in_order(p.layer.name for p in found.places)
+    layers = _in_order([*(p.layer.name for p in found.places), *(s.layer.name for s in found.states)])
     for alike, group in groupby(layers, lambda layer: _of_layer(found, layer)):
-        keys, values, zeros = alike
-        yield KVOfLayers(layers=tuple(group), keys=keys, values=values, zeros=zeros)
+        yield alike.model_copy(update={"layers": tuple(group)})
 
 
-def _of_layer(found: KVComparison, layer: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+def _of_layer(found: KVComparison, layer: str) -> KVOfLayers:
+    """Return what differs in a layer, without its name."""
     places = [p for p in found.places if p.layer.name == layer]
+    states = [s for s in found.states if s.layer.name == layer]
     keys, values = (
         tuple(sorted({p.cell * CELL // found.block_size for p in places if p.values is kind})) for kind in (False, True)
     )
-    return keys, values, all(p.zeros for p in places)
+    return KVOfLayers(
+        layers=(),
+        keys=keys,
+        values=values,
+        states=tuple(sorted({s.tokens for s in states})),
+        zeros=all(p.zeros for p in places) and all(s.zeros for s in states),
+    )
 
 
 def _where(found: KVComparison, count: int, whose: str) -> str:
-    """Return in words which KV differs, and what stands there instead."""
+    """Return in words which KV and which recurrent state differ, and what stands there instead."""
+    words = [_where_of_kv(found, count, whose)] if found.places or found.tokens else []
+    return listed([*words, _where_of_states(found)] if found.states else words, "and")
+
+
+def _where_of_states(found: KVComparison) -> str:
+    # What an early state is wrong in, the later ones are, too.
+    after = min(s.tokens for s in found.states)
+    first = [s for s in found.states if s.tokens == after]
+    kinds = [kind for kind in STATE_KINDS if any(s.kind == kind for s in first)]
+    heads = sorted({h for s in first for h in s.heads})
+    parts = [
+        f"another {' and '.join('recurrent state' if kind == 'state' else kind for kind in kinds)}",
+        _layers(_in_order(s.layer.name for s in first)),
+        f"in head{'s' if len(heads) > 1 else ''} {ranges(heads)}" if heads else "",
+        f"after {after} tokens",
+    ]
+    return " ".join(p for p in parts if p) + (": zeros" if all(s.zeros for s in first) else "")
+
+
+def _where_of_kv(found: KVComparison, count: int, whose: str) -> str:
     layers = _in_order(p.layer.name for p in found.places)
     kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
     heads = sorted({h for p in found.places for h in p.heads})

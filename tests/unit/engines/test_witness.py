@@ -13,8 +13,20 @@ from harness.engines.witness import kv_harness_witness as plugin
 from harness.errors import DataError
 from harness.history.layout import WITNESS
 from harness.history.witness import CELL, KeptBlocks, KVWitness, Noted, joined
-from harness.observed.kv_notes import KVBounds, compare_kept, compare_notes
-from tests.support.kv_caches import LAYERS, PROMPT, AtOnce, StandInRunner, as_in_an_engine, kv_of, take_note
+from harness.observed.kv_notes import KVBounds, compare_kept, compare_notes, states_unpaired
+from tests.support.kv_caches import (
+    LAYERS,
+    PROMPT,
+    STATEFUL,
+    AtOnce,
+    StandInBackend,
+    StandInRunner,
+    StatefulRunner,
+    as_in_an_engine,
+    kv_of,
+    state_of,
+    take_note,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +70,28 @@ def test_one_element_is_named_by_layer_kind_head_and_token(tmp_path: Path, token
     assert (place.layer.name, place.layer.drafter, place.values) == (LAYERS[1], False, bool(kind))
     assert (place.cell, place.heads, found.tokens, found.blocks) == (token // CELL, (2,), (token,), (token // 32,))
     assert place.distance < 0.01
+
+
+@pytest.mark.parametrize("kept", ["fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("way", ["side by side", "keys transposed"])
+def test_quantised_numbers_are_told_apart(tmp_path: Path, way: str, kept: str) -> None:
+    kv = kv_of(2)
+    other = kv.clone()
+    other[1, 0, 40, 2, 5] += 4
+    ours = _noted(tmp_path, StandInRunner(other, 16, way, kept=kept), "decode")
+    found = compare_notes(ours, _noted(tmp_path, StandInRunner(kv, 32, kept=kept), "prefill"))
+    (place,) = found.places
+    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (2,))
+    assert 0.05 < place.distance < 1 and found.tokens == (40,)
+
+
+def test_bytes_of_another_type_are_named_and_not_noted(tmp_path: Path) -> None:
+    runner = StandInRunner(kv_of(2), 32, kept="fp8")
+    runner.layers[LAYERS[0]].kv_cache_dtype = "int8_per_token_head"
+    # The back end knows that type, and writes each element once.
+    runner.layers[LAYERS[0]].impl = StandInBackend("side by side", otherwise="fp8")
+    plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+    assert KVWitness(tmp_path).unseen["pd-eagle3"] == {LAYERS[0]: "its cache is of int8_per_token_head"}
 
 
 def test_what_is_behind_the_prompt_does_not_count(tmp_path: Path) -> None:
@@ -149,7 +183,7 @@ def test_a_cache_of_another_kind_is_named_and_not_noted(tmp_path: Path) -> None:
     runner.layers[LAYERS[1]].impl.way = "of one"
     plugin.Witness(runner, AtOnce(tmp_path, "decode"))
     unseen = KVWitness(tmp_path).unseen["pd-eagle3"]
-    assert unseen[LAYERS[0]] == "its cache is 2 tensors, as that of recurrent state"
+    assert unseen[LAYERS[0]] == "its cache is 2 tensors"
     assert unseen[LAYERS[1]] == "its backend does not write each element of a block once"
 
 
@@ -270,6 +304,115 @@ class TestPrefixCache:
         take_note(witness, runner, "b", "begin", [9] * PROMPT)
         kept = _kept(tmp_path)
         assert kept is not None and (kept.blocks, kept.foreign) == ((), ())
+
+
+class TestRecurrentState:
+    """A target with attention and recurrent state, whose state after 64 tokens a prefix cache has."""
+
+    @pytest.fixture(autouse=True)
+    def _rows_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """vLLM says which axis of a convolution's state is its window; here the last one is."""
+        monkeypatch.setattr(plugin, "_window_axis", lambda: 2)
+
+    def _ended(self, folder: Path, states: dict[int, torch.Tensor], role: str = "decode", **more: int) -> Noted:
+        runner = StatefulRunner(kv_of(1), states, **more)
+        take_note(plugin.Witness(runner, AtOnce(folder, role)), runner, role, "end", PROMPT, states=sorted(states))
+        (noted,) = KVWitness(folder).noted(role, role, "end")  # type: ignore[arg-type]
+        return noted
+
+    def test_states_are_compared_after_the_same_tokens(self, tmp_path: Path) -> None:
+        ours = self._ended(tmp_path, {64: state_of(1), PROMPT: state_of(2)})
+        theirs = self._ended(tmp_path, {64: state_of(1), PROMPT - 1: state_of(3)}, "prefill", drafts=3)
+        assert [s.tokens for s in ours.states] == [64, PROMPT]
+        found = compare_notes(ours, theirs)
+        assert (found.states_compared, found.differs) == (len(STATEFUL), False)
+
+    @pytest.mark.parametrize(
+        ("at", "kind", "heads"), [(0, "convolution", ()), (11, "convolution", ()), (37, "state", (1,))]
+    )
+    def test_one_number_is_named(self, tmp_path: Path, at: int, kind: str, heads: tuple[int, ...]) -> None:
+        other = state_of(1)
+        other[1, at] += 1e-6
+        ours, theirs = self._ended(tmp_path, {64: other}), self._ended(tmp_path, {64: state_of(1)}, "prefill")
+        (found,) = compare_notes(ours, theirs).states
+        assert (found.layer.name, found.kind, found.tokens, found.heads) == (STATEFUL[1], kind, 64, heads)
+        assert found.distance < 1e-5
+        assert not compare_notes(ours, theirs, bounds=KVBounds(of_states=2e-3)).differs
+        assert not compare_notes(ours, theirs, tokens=63).states
+
+    def test_a_lost_state_is_zeros(self, tmp_path: Path) -> None:
+        ours = self._ended(tmp_path, {64: torch.zeros_like(state_of(1))})
+        found = compare_notes(
+            ours, self._ended(tmp_path, {64: state_of(1)}, "prefill"), bounds=KVBounds(of_states=0.2)
+        ).states
+        assert [(s.zeros, s.heads) for s in found] == 2 * [(True, ()), (True, (0, 1))]
+
+    def test_without_a_prefix_cache_the_first_block_has_it(self, tmp_path: Path) -> None:
+        runner = StatefulRunner(kv_of(1), {32: state_of(4)}, mode="none")
+        take_note(plugin.Witness(runner, AtOnce(tmp_path, "decode")), runner, "a", "end", PROMPT, states=[PROMPT])
+        noted = KVWitness(tmp_path).noted("a", "decode", "end")[0]
+        theirs = self._ended(tmp_path / "b", {PROMPT: state_of(4)}, "prefill")
+        assert compare_notes(noted, theirs).states_compared == 2
+        assert not compare_notes(noted, theirs).states
+
+    def _hit(self, folder: Path, damage: bool = False, tokens: Sequence[int] = range(64)) -> Noted:
+        runner = StatefulRunner(kv_of(1), {64: state_of(1)})
+        witness = plugin.Witness(runner, AtOnce(folder, "decode"))
+        take_note(witness, runner, "a", "end", PROMPT, states=[64])
+        if damage:
+            runner.put(64, state_of(9))
+        take_note(witness, runner, "b", "begin", list(tokens))
+        return KVWitness(folder).noted("b", "decode", "begin")[0]
+
+    def test_a_state_that_the_prefix_cache_finds_is_as_it_was(self, tmp_path: Path) -> None:
+        hit = self._hit(tmp_path)
+        assert hit.states[0].kept is not None and not hit.states[0].foreign
+        found = compare_kept(hit)
+        assert (found.states_compared, found.differs) == (2, False)
+
+    def test_one_that_was_overwritten_is_named(self, tmp_path: Path) -> None:
+        found = compare_kept(self._hit(tmp_path, damage=True)).states
+        assert {(s.layer.name, s.kind) for s in found} == {(n, k) for n in STATEFUL for k in ("convolution", "state")}
+
+    def test_one_of_other_tokens_is_foreign(self, tmp_path: Path) -> None:
+        assert self._hit(tmp_path, tokens=[9, *range(1, 64)]).states[0].foreign
+
+    def test_one_that_was_sent_is_no_hit_and_needs_its_senders_note(self, tmp_path: Path) -> None:
+        runner = StatefulRunner(kv_of(1), {64: state_of(1)})
+        witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+        take_note(witness, runner, "b", "begin", 64, received=[0, 1])
+        (state,) = KVWitness(tmp_path).noted("b", "decode", "begin")[0].states
+        assert (state.received, state.kept, state.foreign) == (True, None, False)
+        received = KVWitness(tmp_path).noted("b", "decode", "begin")[0]
+        assert states_unpaired(received, self._ended(tmp_path / "p", {32: state_of(1)}, "prefill")) == (64,)
+        sent = self._ended(tmp_path / "q", {64: state_of(1)}, "prefill")
+        assert states_unpaired(received, sent) == ()
+        assert compare_notes(received, sent, received=True).states_compared == 2
+
+    def test_damaged_notes_are_refused(self, tmp_path: Path) -> None:
+        self._ended(tmp_path, {64: state_of(1)})
+        (path,) = (tmp_path / WITNESS).iterdir()
+        whole = path.read_text()
+        states = whole.index('"states": [{"group": 1, "tokens"')
+        for was, damaged in (
+            ('"group": 1', '"group": 2'),
+            ('"digests": "', '"digests": "AAAAAAAAAAA='),
+            ('"sketches": "', '"sketches": "AAAA'),
+            ('"tokens": 64', '"tokens": 0'),
+        ):
+            path.write_text(whole[:states] + whole[states:].replace(was, damaged, 1))
+            with pytest.raises(DataError):
+                KVWitness(tmp_path).noted("decode", "decode", "end")
+
+    def test_ranks_have_a_part_each(self, tmp_path: Path) -> None:
+        one = self._ended(tmp_path, {64: state_of(1)})
+        (path,) = (tmp_path / WITNESS).iterdir()
+        other = path.read_text().replace('"rank": 0', '"rank": 1')
+        path.with_name("pd-eagle3.decode.2.jsonl").write_text(other)
+        both = KVWitness(tmp_path).noted("decode", "decode", "end")[0].states[0]
+        assert [layer.parts for layer in both.layers] == [(2, 4), (2, 4)]
+        assert (both.digests[1][1][:2] == one.states[0].digests[1][1]).all()
+        assert (both.sketches == 2 * one.states[0].sketches).all()
 
 
 def test_an_answer_is_noted_behind_the_cells_that_its_prompt_fills(tmp_path: Path) -> None:
