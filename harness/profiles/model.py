@@ -163,6 +163,9 @@ class Workload(Strict):
     """About how many prompts of each stratum are sent cold, in all cells; None sends every prompt of the set."""
     routed_per_stratum: int | None = Field(default=None, ge=1)
     """The same for cells behind a router, which changes who performs the hand-off and not what the engines compute."""
+    order_seed: int | None = 1
+    """Seed of the order in which cold prompts are sent, the same in all cells; None sends them as the set has them, by
+    length, so that a defect of long prompts cannot be told from one of old engines."""
     rescore: bool = True
     """Let the plain single engine score every distinct output afresh, if it is part of the run."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -90,7 +91,19 @@ def _cold(chosen: Sequence[Prompt], workload: Workload, choice: Choice) -> list[
     if "text" in choice.forms:
         count = workload.text_prompts if choice.texts is None else min(choice.texts, workload.text_prompts)
         items += [Item(p, "text") for p in spread(chosen, count)]
-    return items
+    # A baseline keeps the order of its recording, which is that of the set.
+    as_listed = workload.order_seed is None or choice.uses == RECORDING.uses
+    return items if as_listed else in_seeded_order(items, workload.order_seed or 0)
+
+
+def in_seeded_order(items: Iterable[Item], seed: int) -> list[Item]:
+    """Return requests in the order that a seed gives them: by a hash of each, so that two of them have the same order
+    wherever both are sent."""
+
+    def drawn_place(item: Item) -> bytes:
+        return hashlib.sha256(f"{seed} {item.form} {item.prompt.id}".encode()).digest()
+
+    return sorted(items, key=drawn_place)
 
 
 def cold_prompts(prompts: Sequence[Prompt], workload: Workload, routed: bool = False) -> list[Prompt]:

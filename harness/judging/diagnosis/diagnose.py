@@ -10,7 +10,7 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD, Observation
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
-from harness.judging.diagnosis.law import law_of_lengths
+from harness.judging.diagnosis.laws import Compared, law_of
 from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, LogprobDifference
@@ -36,11 +36,9 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     # A request that broke, or that only prepared the scenario, may have a finding too.
     asked = len(judged.keys() | keys)
     law = None
-    if cell.cold and keys and damage not in _NOTHING_FAILED:
-        failed: dict[int, bool] = {}
-        for key, tokens in judged.items():
-            failed[tokens] = failed.get(tokens, False) or key in keys
-        law = law_of_lengths(failed, cell.record.block_size)
+    if keys and damage not in _NOTHING_FAILED:
+        noun = "hand-off" if cell.cold and cell.handed_off else "request"
+        law = law_of(_compared(cell, compared, supporting), cell.record.block_size, noun, cell.cold)
     unruled = law is not None and not law.exact
     chosen = _most_telling(cell, supporting)
     return Diagnosis(
@@ -57,6 +55,31 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
             ]
         ),
     )
+
+
+def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequence[Finding]) -> list[Compared]:
+    """Return what may decide whether each request fails.
+
+    A prompt that fails as ids is left out as text if nothing is found there: few checks compare texts.
+    """
+    failed = {(f.part or f.prompt_id, f.form or "ids") for f in findings}
+    first: dict[str, int] = {}
+    for o in cell.history.in_order(cell.id):
+        if o.route == "cell":
+            first.setdefault(o.prompt_id, o.sequence)
+    return [
+        Compared(
+            failed=(o.key, o.form) in failed,
+            tokens=len(o.sent_ids),
+            number=o.sequence + 1,
+            form=o.form,
+            repeated=first.get(o.prompt_id, o.sequence) < o.sequence,
+            together=o.concurrent > 1,
+            parameter=o.feature or "",
+        )
+        for o in requests
+        if o.form == "ids" or (o.key, o.form) in failed or (o.key, "ids") not in failed
+    ]
 
 
 _NOTHING_FAILED = ("nothing-tested", "baseline")
