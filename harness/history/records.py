@@ -171,6 +171,8 @@ class Observation(Strict):
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""
+    aged_by: dict[str, Count] = Field(default_factory=dict)
+    """How many requests of one token each engine finished just before it that are not recorded, to grow old."""
     sequence: int
     sent_ids: tuple[int, ...]
     """Token ids of the prompt, sent as such or as the text that must tokenise to them."""

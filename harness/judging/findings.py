@@ -67,6 +67,8 @@ class Law(Strict):
     """Residues that were tested."""
     exact: bool = True
     """Whether the law explains every observation."""
+    of_age: bool = False
+    """Whether it is about how many requests came before."""
 
 
 class Diagnosis(Strict):

@@ -81,6 +81,8 @@ class Trial(NamedTuple):
     forms: tuple[Literal["ids", "text"], ...] = ("ids",)
     spills_only: bool = False
     """Whether failures must be at the residues at which the lookahead spills into another block, and only there."""
+    aged_only: bool = False
+    """Whether failures must be told by age, and by nothing else."""
     unknown: bool = False
     """Whether UNKNOWN, not REGRESSION, is the right verdict, because the mutant leaves nothing tested."""
     refusal: str | None = None

@@ -220,6 +220,15 @@ class LatePull(_Scenario):
         return ("pd",)
 
 
+class Aged(_Scenario):
+    """Prompts, then so many requests of one token that the engines are old, then the prompts again, nothing cached."""
+
+    kind: Literal["aged"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    requests: int = Field(ge=1, le=1_000_000)
+    """How many requests of one token, each a hand-off in a pair. They are counted, and their answers not recorded."""
+
+
 class Recovery(_Scenario):
     """D is told of a P that is not there any more, as after a restart of P: it has to compute the prompt by itself, and
     answer as if nothing had happened.
@@ -447,6 +456,7 @@ Scenario = Annotated[
     | Pressure
     | Refill
     | LatePull
+    | Aged
     | Recovery
     | SecondPrefill
     | AppendedToken

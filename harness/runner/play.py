@@ -23,6 +23,10 @@ from harness.workload.features import feature_fields
 _HOLD_S = 0.25
 """Seconds for which an engine is held after requests were sent, so that the API server has queued all of them."""
 _PAUSE_S = 10.0
+_AGEING = 4
+"""Requests under way at once that make engines old; more do not make it faster on CPUs."""
+_SHORT = 5
+"""Tokens of their prompts."""
 _ARRIVE_S = 30.0
 """Seconds to wait for requests of a stage that may have failed."""
 
@@ -35,6 +39,7 @@ class SentRequest:
         self.started = clock.now()
         self.asked: float | None = None
         self.error: str | None = None
+        self.aged_by: dict[str, int] = {}
 
 
 class SharedCounters:
@@ -132,6 +137,7 @@ class Player:
                 abandon=send.abandon,
                 feature=send.feature,
                 shared_counters=shared,
+                aged_by=answer.aged_by,
                 sequence=sequence + i,
                 sent_ids=send.prompt.ids,
                 source=send.prompt.source,
@@ -181,6 +187,9 @@ class Player:
             if send.by_second_p:
                 self._session.second_p()
                 answer.started = clock.now()
+            if send.ageing:
+                answer.aged_by = self._grow_old(send)
+                answer.started = clock.now()
             ask = self._ask(send, salts, counted=True)
         except HandoffError as failure:
             answer.error = str(failure)
@@ -212,6 +221,35 @@ class Player:
             grown, own = credited(grown, answer.legs[-1].counters)
             answer.legs[-1] = answer.legs[-1].model_copy(update={"counters": own})
         return answer, {"prefill": grown}
+
+    def _grow_old(self, send: Send) -> dict[str, int]:
+        """Send requests of one token, a few at a time, each with a cache of its own; return how many each engine
+        finished. Raises HandoffError when one is not answered."""
+        session = self._session
+        counters = SharedCounters(session, self._routed)
+        ask = Ask(
+            hand_off=send.route == "cell" and self._pair,
+            payload=list(send.prompt.ids[:_SHORT]),
+            max_tokens=1,
+            alone=_ALONE.get(send.route, "single"),
+            counted=False,
+            routed=self._routed and send.route == "cell",
+        )
+
+        def some(count: int) -> list[Leg]:
+            legs: list[Leg] = []
+            for n in range(count):
+                if problem := session.ask(ask, mine := []):
+                    raise HandoffError(f"request {n + 1} of one token, to grow old: {problem}")
+                legs += [Leg(role=leg.role, request_id=leg.request_id) for leg in mine]
+            return legs
+
+        together = min(_AGEING, session.profile.engine.max_num_seqs)
+        shares = [len(range(n, send.ageing, together)) for n in range(together)]
+        futures = [session.senders.submit(some, count) for count in shares if count]
+        wait(futures)
+        grown = counters.grown(leg for future in futures for leg in future.result())
+        return {role: int(of.get("finished_requests", 0)) for role, of in grown.items()}
 
     def _several(
         self, stage: Stage, salts: dict[str, str]

@@ -48,6 +48,8 @@ class Send(NamedTuple):
     """Whether the second P hands it off."""
     read_back: bool = False
     """Whether P may read the blocks of the request before it back from D."""
+    ageing: int = 0
+    """Number of one-token requests to send before it, whose answers are not recorded."""
 
 
 class Stage(NamedTuple):
@@ -74,6 +76,11 @@ class Script(NamedTuple):
     @property
     def requests(self) -> int:
         return sum(1 + len(send.between) for send in self.sends)
+
+    @property
+    def ageing(self) -> int:
+        """Number of one-token requests that are sent beside them, and not recorded."""
+        return sum(send.ageing for send in self.sends)
 
 
 def one(prompt: Prompt, part: str, group: str, max_tokens: int | None) -> Stage:

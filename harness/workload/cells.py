@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s, what_lists
-from harness.profiles.model import Profile, Workload
+from harness.profiles.model import Profile, TopologyName, Workload
 from harness.prompts.model import Prompt, PromptSet
 from harness.scenarios.base import Script
 from harness.util.choices import matching, no_such
@@ -44,6 +44,10 @@ _IDS: tuple[Form, ...] = ("ids",)
 EVERYTHING = Choice()
 RECORDING = Choice(scenarios=(COLD,), forms=_IDS, uses=("cold", "scenario", "held-out"))
 SECOND_STAGE = Choice(scenarios=(COLD,), forms=_IDS, uses=("held-out",))
+
+
+_AGEING_S: dict[TopologyName, float] = {"pd": 0.02, "single": 0.003}
+"""Seconds that a request of one token takes on CPUs, a few at a time."""
 
 
 class CellWork(NamedTuple):
@@ -167,7 +171,9 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    return start_expected_s(group) + sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
+    asked = sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
+    ageing = sum(_AGEING_S[w.cell.topology] * s.ageing for w in mine for s in w.scripts)
+    return start_expected_s(group) + asked + ageing
 
 
 def total_requests(works: Iterable[CellWork]) -> int:

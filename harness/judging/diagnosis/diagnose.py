@@ -50,6 +50,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
         text="; ".join(
             [
                 *_words(cell, damage, chosen, len(keys), asked, law),
+                *filter(None, [_tenths(cell)] if law is not None and law.of_age and cell.speculative else []),
                 # Last, since where the damage is helps more, and a terminal cuts long lines.
                 *([comes_and_goes(compared, supporting)] if unruled else []),
             ]
@@ -63,6 +64,7 @@ def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequenc
     A prompt that fails as ids is left out as text if nothing is found there: few checks compare texts.
     """
     failed = {(f.part or f.prompt_id, f.form or "ids") for f in findings}
+    numbers = _numbers(cell)
     first: dict[str, int] = {}
     for o in cell.history.in_order(cell.id):
         if o.route == "cell":
@@ -71,7 +73,7 @@ def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequenc
         Compared(
             failed=(o.key, o.form) in failed,
             tokens=len(o.sent_ids),
-            number=o.sequence + 1,
+            number=numbers[o.sequence],
             form=o.form,
             repeated=first.get(o.prompt_id, o.sequence) < o.sequence,
             together=o.concurrent > 1,
@@ -80,6 +82,35 @@ def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequenc
         for o in requests
         if o.form == "ids" or (o.key, o.form) in failed or (o.key, "ids") not in failed
     ]
+
+
+def _numbers(cell: CellView) -> dict[int, int]:
+    """Return by sequence which request of its cell each one is, with those that are not recorded."""
+    numbers: dict[int, int] = {}
+    unrecorded = 0
+    for place, o in enumerate(cell.history.in_order(cell.id), 1):
+        unrecorded += max(o.aged_by.values(), default=0)
+        numbers[o.sequence] = place + unrecorded
+    return numbers
+
+
+def _tenths(cell: CellView) -> str:
+    """Return how many of the drafts that the baseline accepts were accepted in the first and in the last tenth of the
+    cell's requests so far; empty where that cannot be told."""
+    numbers, rows = _numbers(cell), cell.rows(cell.lineup)
+    last = max(numbers.values(), default=0)
+    seen: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+    for o, leg, _ in cell.answers().values():
+        steps, row, number = real_steps(leg), rows.get(o.prompt_id), numbers[o.sequence]
+        if steps is not None and row is not None and not last / 10 < number <= last - last / 10:
+            seen[number > last / 10].append((sum(steps.accepted), sum(row.accepted)))
+    totals = [
+        (sum(found), sum(known)) for pairs in seen.values() if pairs for found, known in [zip(*pairs, strict=True)]
+    ]
+    if len(totals) < len(seen) or not all(known for _, known in totals):
+        return ""
+    first, then = (f"{100 * found / known:.0f} %" for found, known in totals)
+    return f"of the drafts that the baseline accepts, {first} in the first tenth of the requests and {then} in the last"
 
 
 _NOTHING_FAILED = ("nothing-tested", "baseline")

@@ -15,7 +15,7 @@ IFF = "fails if and only if "
 
 
 class RuleOfLengths(NamedTuple):
-    """A law of lengths, and of how many rules of its kind it was chosen."""
+    """A law of lengths, and of how many rules of its kind for as many lengths it was chosen."""
 
     law: Law
     rules: int = 1
@@ -46,10 +46,10 @@ def rule_of_lengths(failed: Mapping[int, bool], block_size: int) -> RuleOfLength
         return RuleOfLengths(Law(text=f"every tested length fails ({which})", tested=tested))
     if bad[0] > good[-1]:
         text = f"{IFF}the prompt has more than {good[-1]} tokens"
-        return RuleOfLengths(Law(text=text, tested=tested), 2 * len(failed))
+        return RuleOfLengths(Law(text=text, tested=tested), 2)
     if bad[-1] < good[0]:
         text = f"{IFF}the prompt has fewer than {good[0]} tokens"
-        return RuleOfLengths(Law(text=text, tested=tested), 2 * len(failed))
+        return RuleOfLengths(Law(text=text, tested=tested), 2)
     residues = tuple(sorted({n % block_size for n in bad}))
     exceptions = [n for n in good if n % block_size in residues]
     if exceptions:

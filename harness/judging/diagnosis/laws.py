@@ -20,6 +20,9 @@ _CHANCE = 0.01
 random."""
 
 
+_AGE = "age"
+
+
 class Compared(NamedTuple):
     """A request that was compared, with what may decide whether it fails."""
 
@@ -58,7 +61,7 @@ class _Explanation(NamedTuple):
     def said(self, text: str, exact: bool = True) -> Law:
         """Return it as a law with these words."""
         known = self.law if self.law is not None else Law(text=text)
-        return known.model_copy(update={"text": text, "exact": exact})
+        return known.model_copy(update={"text": text, "exact": exact, "of_age": self.kind == _AGE})
 
 
 def law_of(requests: Sequence[Compared], block_size: int, noun: str = "request", cold: bool = True) -> Law | None:
@@ -87,7 +90,7 @@ def law_of(requests: Sequence[Compared], block_size: int, noun: str = "request",
     if len(exact) == 1 and exact[0].chance <= _CHANCE:
         return _only(exact[0], [e for e in tried if e.wrong], len(requests), no_length=lengths is None)
     shown = sorted((e for e in tried if not e.stray and e.loose <= _CHANCE), key=lambda e: e.loose)
-    if exact and cold:
+    if exact and (cold or exact[0].chance <= _CHANCE):
         return _as_far_as_shown(exact)
     if shown and not exact:
         return _one_sided(shown[0], len(bad), len(requests))
@@ -150,7 +153,7 @@ def _others(requests: Sequence[Compared], noun: str) -> Iterator[_Explanation]:
     bad = [r for r in requests if r.failed]
     first = min(r.number for r in bad)
     since = f"sent from the {_ordinal(first)} {noun} of this cell on"
-    yield from _kind("age", since, requests, [r.number >= first for r in requests], len(requests))
+    yield from _kind(_AGE, since, requests, [r.number >= first for r in requests])
     yield from _kind("the second time", "sent before, too (the second time)", requests, [r.repeated for r in requests])
     yield from _kind("overlap", "sent while another is under way", requests, [r.together for r in requests])
     yield from _kind("text", "sent as text", requests, [r.form == "text" for r in requests])
@@ -166,7 +169,7 @@ def _kind(
 ) -> Iterator[_Explanation]:
     """Yield a law that holds of some of the requests; nothing where all are alike."""
     inside, bad = sum(holds), sum(r.failed for r in requests)
-    if kind != "age" and not 0 < inside < len(requests):
+    if kind != _AGE and not 0 < inside < len(requests):
         return
     wrong = sum(r.failed != held for r, held in zip(requests, holds, strict=True))
     stray = sum(r.failed and not held for r, held in zip(requests, holds, strict=True))

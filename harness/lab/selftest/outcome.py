@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
+from harness.judging.diagnosis.law import IFF
 from harness.judging.findings import CellVerdict, Judgement
 from harness.mutants.model import Trial, View
 from harness.profiles.cells import CellName
@@ -71,6 +72,11 @@ def _mismatch(trial: Trial, cell: CellVerdict, lookahead: int) -> str | None:
         return f"expected the verdict {'UNKNOWN' if trial.unknown else 'REGRESSION or DRIFT'}, found {cell.verdict}"
     if trial.spills_only:
         return _law_mismatch(cell, lookahead)
+    law = diagnosis.law
+    if trial.aged_only and (law is None or not law.of_age or not law.text.startswith(IFF)):
+        return (
+            f"expected the law that failures begin at a request, and at no length, found {law.text if law else 'none'}"
+        )
     return None
 
 

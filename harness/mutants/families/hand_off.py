@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from harness.mutants.hooks import Active, patch
+from harness.mutants.hooks import Active, Change, patch
 from harness.mutants.model import LOGPROBS, PAIR, SINGLE, TOKENS, Borrowed, Mutant, OwnEngines, Trial, declare, in_pair
 from harness.mutants.targets import (
     ALLOCATE,
@@ -484,3 +484,56 @@ def _n29(
         active.fired()
         kwargs["remote_xfer_side_handle"] = self.dst_xfer_side_handles[first][read_spec.remote_rank]
     return original(self, read_spec, dst_engine_id, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N51",
+        "from the 12th hand-off on, a block is lost",
+        "defects of old engines: a table that is full, a number that has been used before",
+        "decode",
+        "the first block of the target's layers is zeroed in every hand-off from the 12th on",
+    ),
+    Trial(PAIR, "target-kv", TOKENS, clean=SINGLE, prompts="short", aged_only=True),
+)
+declare(
+    Mutant(
+        "N52",
+        "from the 1,000th hand-off on, a block is lost",
+        "defects of old engines, which a run of the default length does not reach",
+        "decode",
+        "the first block of the target's layers is zeroed in every hand-off from the 1,000th on",
+    ),
+    Trial(
+        in_pair("aged"),
+        "target-kv",
+        TOKENS,
+        clean=PAIR,
+        aged_only=True,
+        long=True,
+        engines=OwnEngines("engines that grow old", scenarios=(Borrowed("cpu-full", "aged"),)),
+    ),
+)
+tells_drafter_apart("N51")
+tells_drafter_apart("N52")
+
+
+def _lost_from(number: int) -> Change:
+    """Return the change that zeroes the first block of each hand-off from the one with this number on."""
+    arrived = 0
+
+    def lose(worker: Any, blocks: list[int], layers: set[str]) -> bool:
+        nonlocal arrived
+        target = layers - DRAFT_LAYERS
+        arrived += bool(target)
+        if arrived < number or not target:
+            return False
+        for layer in target:
+            worker.device_kv_caches[layer][blocks[0]] = 0
+        return True
+
+    return on_arrival(lose)
+
+
+patch("N51", *ARRIVAL)(_lost_from(12))
+patch("N52", *ARRIVAL)(_lost_from(1000))

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.judging.checks.registry import judge_cell
 from harness.judging.diagnosis.law import IFF
 from harness.judging.diagnosis.laws import Compared, law_of
 from harness.profiles.load import load_profile
 from harness.prompts.lengths import spills
 from harness.prompts.model import Prompt, load_prompts
 from harness.workload.cells import Item, in_seeded_order
+from tests.support.builders import change_final, garbled, history, lookups, observation, speculation, view
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts).cold
@@ -151,3 +153,23 @@ def test_a_defect_of_age_is_never_a_law_of_lengths_alone(order, first):
 def test_a_defect_of_lengths_is_named_in_any_seeded_order(clause, seed):
     law = law_of(failing(asked(list(PROMPTS), seed), LAWS[clause]), 32, "hand-off")
     assert clause in law.text and not law.text.startswith(f"{IFF}sent")
+
+
+def test_the_age_of_engines_counts_requests_that_are_not_recorded_and_compares_first_and_last_tenth():
+    lengths = [40, 64, 65, 96, 100, 120]
+    config = {"id": "old", "kind": "aged", "prompts": [f"p{n}" for n in lengths], "requests": 500}
+    rows = []
+    sent = [
+        *((f"young{at}", n) for at, n in enumerate([*lengths, 40])),
+        *((f"old{at}", n) for at, n in enumerate(lengths)),
+    ]
+    for at, (part, n) in enumerate(sent):
+        o = observation("pd-eagle3", n, scenario="old", part=part, sequence=at)
+        if part.startswith("old"):
+            o = garbled(change_final(o, speculation=speculation((0,) * 7)))
+        aged_by = {"prefill": 500, "decode": 500} if part == "old0" else {}
+        rows.append(o.model_copy(update={"aged_by": aged_by}))
+    verdict = judge_cell(view(history(rows, scenarios=[config]), "pd-eagle3", lookups(lengths), scenario="old"))
+    assert verdict.diagnosis is not None and verdict.diagnosis.law is not None
+    assert verdict.diagnosis.law.text.startswith(f"{IFF}sent from the 508th request of this cell on")
+    assert "100 % in the first tenth of the requests and 0 % in the last" in verdict.diagnosis.text

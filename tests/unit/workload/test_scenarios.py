@@ -962,3 +962,50 @@ def test_shipped_states_can_occur_with_prompts_by_the_recipe():
     for part in prepared.parts:
         prompts = prepared.sets[part.variant]
         require_possible(part, {}, cold_prompts(prompts.cold, part.workload), prompts.held_out)
+
+
+@pytest.mark.parametrize(
+    ("cell", "aged_by", "verdict"),
+    [
+        ("pd-none", {"prefill": 500, "decode": 500}, Verdict.PASS),
+        ("pd-none", {"prefill": 499, "decode": 500}, Verdict.UNKNOWN),
+        ("pd-none", {}, Verdict.UNKNOWN),
+        ("single-none", {"single": 500}, Verdict.PASS),
+    ],
+)
+def test_engines_are_old_when_each_has_answered_the_short_requests(cell, aged_by, verdict):
+    config = {"id": "old", "kind": "aged", "prompts": ["p96"], "requests": 500}
+    young, old = (in_scenario(cell, "old", part, sequence=n) for n, part in enumerate(["young0", "old0"]))
+    assert proof([young, old.model_copy(update={"aged_by": aged_by})], config, cell).verdict is verdict
+
+
+def test_prompts_are_asked_young_and_old_with_nothing_cached():
+    (config,) = (s for s in load_profile("cpu-full").scenarios if s.kind == "aged")
+    for topology in ("pd", "single"):
+        (run,) = scripts(config, KNOWN, topology)
+        young, old = run.sends[: len(config.prompts) + 1], run.sends[len(config.prompts) + 1 :]
+        assert [s.prompt for s in young] == [*(s.prompt for s in old), old[0].prompt]
+        assert [s.ageing for s in run.sends] == [0] * len(young) + [2000] + [0] * (len(old) - 1)
+        assert len({s.group for s in run.sends}) == len(run.sends) and run.ageing == 2000
+
+
+def test_cold_prompts_have_the_same_seeded_order_in_all_cells():
+    prepared = prepare("cpu", [])
+    orders = {w.cell.id: [(i.prompt.id, i.form) for i in w.items] for w in prepared.works}
+    longest = orders["single-none"]
+    for order in orders.values():
+        common = {*order} & {*longest}
+        assert len(common) > 20 or len(order) < 40
+        assert [i for i in order if i in common] == [i for i in longest if i in common]
+    assert [i for i, _ in longest] != [p.id for p in prepared.prompts.cold]
+    assert orders == {w.cell.id: [(i.prompt.id, i.form) for i in w.items] for w in prepare("cpu", []).works}
+    other = PROFILE.workload.model_copy(update={"order_seed": 2})
+    assert other.order_seed != PROFILE.workload.order_seed and _cold_ids(other) != _cold_ids(PROFILE.workload)
+    listed = _cold_ids(PROFILE.workload.model_copy(update={"order_seed": None}))
+    assert listed[: len(prepared.prompts.cold)] == [p.id for p in prepared.prompts.cold]
+
+
+def _cold_ids(workload) -> list[str]:
+    profile = PROFILE.model_copy(update={"workload": workload})
+    cell = next(w.cell for w in prepare("cpu", ["single-none"]).works)
+    return [i.prompt.id for i in cell_work(profile, load_prompts(workload.prompts), cell).items]
