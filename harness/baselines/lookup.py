@@ -43,6 +43,8 @@ class Lookup(NamedTuple):
     reason: str
     notices: tuple[str, ...] = ()
     path: Path | None = None
+    across: tuple[str, ...] = ()
+    """Fields of the identity in which it differs from the run's on purpose (``judging.baseline_across``)."""
 
     @property
     def found(self) -> bool:
@@ -120,7 +122,8 @@ def look_up(
         except DataError as error:
             damaged.append(str(error))
             continue
-        return Lookup(item, "", tuple(_notices(item.header, item.path, identity, limits, started)), item.path)
+        notices = tuple(_notices(item.header, item.path, identity, limits, started))
+        return Lookup(item, "", notices, item.path, tuple(differing(identity, item.header.identity)))
     if damaged:
         return Lookup(None, min(damaged))
     others = [(len(fields), item, fields) for item, fields in candidates if fields]

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from harness.history.verdict import Verdict
 
-Against = Literal["baseline", "this run", "known answer"]
+Against = Literal["baseline", "other engines", "this run", "known answer"]
 Change = Literal["none", "drop", "rise", "differ"]
 SecondStage = Literal["not needed", "missing", "confirmed", "not confirmed"]
 
@@ -25,7 +25,8 @@ class Facts(NamedTuple):
     change: Change = "none"
     """``drop`` or ``rise`` of acceptance beyond chance and the practical floor; ``differ`` for tokens."""
     against: Against = "baseline"
-    """What the cell was compared with: the recorded baseline, another cell of the same run, or the right answer."""
+    """What the cell was compared with: the recorded baseline, one that other engines recorded on purpose
+    (``judging.baseline_across``), another cell of the same run, or the right answer."""
     together: bool = False
     """Whether the other topology of this run, or the plain engine, moved in the same way."""
     second_stage: SecondStage = "not needed"
@@ -65,6 +66,11 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule({"against": "this run"}, Verdict.REGRESSION, "both ran the same code in this run, so any difference is wrong"),
     Rule({"against": "known answer"}, Verdict.REGRESSION, "the right answer is known, so every other one is wrong"),
+    Rule(
+        {"against": "other engines"},
+        Verdict.REGRESSION,
+        "other engines recorded the reference on purpose, and these do not do as they did",
+    ),
     Rule({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
     Rule({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
     Rule({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),

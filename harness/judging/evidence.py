@@ -14,6 +14,7 @@ from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, Observation
 from harness.history.verdict import Verdict
+from harness.judging.decision import Against
 from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
 from harness.observed.recorded_cell import RecordedCell
@@ -57,6 +58,11 @@ class CellView(RecordedCell):
         """Return the rows of a lineup's baseline by prompt; empty without one."""
         baseline = self.baseline_or_reason(lineup)
         return {} if isinstance(baseline, str) else baseline.by_prompt()
+
+    def against(self, lineup: str) -> Against:
+        """Return what a lineup's baseline is: a recording of such engines, or of others on purpose."""
+        lookup = self.baselines.get(lineup)
+        return "other engines" if lookup is not None and lookup.across else "baseline"
 
     @property
     def wrong_output(self) -> DamageClass:

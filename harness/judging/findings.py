@@ -19,6 +19,7 @@ from harness.judging.figures import (
     StepsDifference,
     TokenDifference,
     TokenTestEvidence,
+    WrongWhenRescored,
 )
 from harness.util.strict import Strict
 
@@ -92,6 +93,8 @@ class Finding(Strict):
     scenario: str = "cold"
     verdict: Verdict
     damage: DamageClass
+    taken_for: DamageClass | None = None
+    """The class that the check itself took it for, where the diagnosis, which looks at other cells, gave another."""
     message: str
     """What was expected, what was found, and what to do."""
     prompt_id: str | None = None
@@ -110,6 +113,11 @@ class Finding(Strict):
     others: int = Field(default=0, ge=0)
     """Number of further findings of this check and cell that differ only in their request and are not listed."""
     evidence: FindingEvidence = NO_EVIDENCE
+
+    @property
+    def classes(self) -> tuple[DamageClass, ...]:
+        """The class of damage, and the one that the check itself took it for."""
+        return (self.damage,) if self.taken_for is None else (self.damage, self.taken_for)
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -143,6 +151,12 @@ class Finding(Strict):
         """Whether an answer is right up to its last token; so are those of findings that are not about tokens."""
         found = self.evidence
         return not isinstance(found, TokenDifference) or found.position >= found.output_tokens - 1
+
+    @property
+    def first_wrong(self) -> int | None:
+        """The first output token that is wrong; None for findings that name none."""
+        found = self.evidence
+        return found.position if isinstance(found, (TokenDifference, WrongWhenRescored)) else None
 
     @property
     def reason(self) -> str:

@@ -14,7 +14,7 @@ from datetime import date, datetime
 
 from harness.errors import DataError
 from harness.history.folder import History
-from harness.history.records import Form, Observation, in_words
+from harness.history.records import Form, Leg, Observation, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
 from harness.profiles.cells import CellName
@@ -87,7 +87,8 @@ def _day(text: str) -> date:
 
 def _fits(defect: KnownDefect, finding: Finding, history: History) -> bool:
     certain = finding.verdict not in (Verdict.PASS, Verdict.UNKNOWN)
-    here = certain and finding.damage in defect.classes and defect.covers_place(finding)
+    # What other cells show may change the class, and does not make it another defect.
+    here = certain and not defect.classes_apart(finding.classes) and defect.covers_place(finding)
     return here and _shows(defect, finding, history)
 
 
@@ -96,9 +97,21 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     o = _answer(history, finding.cell, finding)
     if o is None or o.final is None:
         return True
+    if defect.improbable and (finding.first_wrong == 0 or not _has_impossible_token(o.final)):
+        return False
     name = CellName.of(finding.cell)
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
     return not defect.alike or twin is None or twin.final is None or twin.final.output_ids == o.final.output_ids
+
+
+_IMPOSSIBLE_NATS = 10.0
+"""Below this log-prob no temperature at which margins force every token would ever draw a token. Seen: -17 to -42."""
+
+
+def _has_impossible_token(leg: Leg) -> bool:
+    """Return whether an answer has a token that its own engine finds impossible: wrong KV makes it sure of wrong tokens
+    instead."""
+    return any(value < -_IMPOSSIBLE_NATS for value in leg.chosen_logprobs or ())
 
 
 def _answer(history: History, cell: str, finding: Finding) -> Observation | None:
@@ -167,10 +180,15 @@ def _entry_notices(
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
-    judged = [
-        c for c in before.cells if _names(defect, c) and c.verdict is not Verdict.UNKNOWN and _was_looked_for(defect, c)
-    ]
-    if judged and not grown:
+    named = [c for c in before.cells if _names(defect, c) and _was_looked_for(defect, c)]
+    judged = [c for c in named if c.verdict is not Verdict.UNKNOWN]
+    failing = sorted({in_words(c.cell, c.scenario) for c in after if c.verdict.fails and _names(defect, c)})
+    if failing and not grown:
+        yield (
+            f"expected failure {defect.id} covers nothing in {', '.join(failing)}, which fails otherwise than it "
+            f"says: look whether it is the same defect before anything else is done about {lines}"
+        )
+    elif judged and not grown:
         yield (
             f"expected failure {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then "
             f"delete {lines}"
@@ -192,7 +210,7 @@ def _was_looked_for(defect: KnownDefect, cell: CellVerdict) -> bool:
 
 def _near(defect: KnownDefect, finding: Finding) -> bool:
     """Return whether an uncovered finding may be the same defect: same class, or same cell and scenario."""
-    return finding.damage in defect.classes or _names(defect, finding)
+    return not defect.classes_apart(finding.classes) or _names(defect, finding)
 
 
 def _names(defect: KnownDefect, place: Finding | CellVerdict) -> bool:

@@ -76,6 +76,9 @@ class KnownDefect(Strict):
     """Whether it covers only KV that differs at single tokens, none next to another, as at the ends of chunks."""
     last_tokens: int = Field(0, ge=0)
     """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
+    improbable: bool = False
+    """Whether it covers only answers whose first token is right and that go wrong with tokens that their own engine
+    finds impossible, as draws from another distribution than the request asked for are."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
     last_step: bool = False
@@ -139,6 +142,10 @@ class KnownDefect(Strict):
             return device in self.devices and SpecifierSet(self.vllm).contains(Version(version or ""), prereleases=True)
         except InvalidVersion:
             return False
+
+    def classes_apart(self, found: Iterable[str]) -> bool:
+        """Return whether none of these classes of a finding is one that the defect causes."""
+        return {*self.classes}.isdisjoint(found)
 
     def covers_place(self, finding: FindingLocation) -> bool:
         return (

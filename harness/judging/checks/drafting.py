@@ -545,13 +545,14 @@ def _attribute(
     baseline, a rise calls for a new baseline, and a drop in both topologies alike means that the engine changed.
     """
     change: Change = "rise" if more else "drop"
-    against: Against = "this run" if alone or name == "acceptance-single" else "baseline"
+    against: Against = "this run" if alone or name == "acceptance-single" else cell.against(cell.lineup)
     verdict, _ = decide(Facts(change=change, against=against, together=together))
     if verdict is Verdict.IMPROVED:
         return verdict, "engine-changed"
     # If both topologies moved alike, drafting or verification changed, not the KV that was handed over; and a method
     # that drafts without a model has none.
-    without_kv = more or verdict is Verdict.DRIFT or cell.traits.drafter == "none"
+    without_kv = more or verdict is Verdict.DRIFT or (together and against == "other engines")
+    without_kv |= cell.traits.drafter == "none"
     return verdict, "sampler" if without_kv else "drafter-kv"
 
 

@@ -18,7 +18,7 @@ from harness.judging.checks.responses import ROUNDED
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
-from harness.judging.findings import CheckResult, Finding, conclude
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.rounding import allowed, bounds
 
 _RECORDED_NATS = 5e-4
@@ -202,10 +202,11 @@ def _changed(
         )
         same |= theirs_moved is None
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
-    verdict = decide(Facts(change="differ", together=cell.cold and same))[0]
-    drift = verdict is Verdict.DRIFT
+    against, together = cell.against(cell.lineup), cell.cold and same
+    drift = (verdict := decide(Facts(change="differ", against=against, together=together))[0]) is Verdict.DRIFT
+    damage: DamageClass = "engine-changed" if drift else "sampler" if together else cell.wrong_output
     message = _describe(moved, "the baseline") + ("; the single engine of this run moved with it" if drift else "")
-    return cell.finding(name, verdict, "engine-changed" if drift else cell.wrong_output, message, o, moved)
+    return cell.finding(name, verdict, damage, message, o, moved)
 
 
 def _complete(leg: Leg) -> bool:

@@ -36,7 +36,7 @@ def rescored(cell: CellView) -> CheckResult:
     """Check that each output token is the plain engine's choice after the tokens before it, or nearly ties with it, and
     as probable to it as to the engine that said it."""
     bound = near_tie_nats(cell)
-
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
     scored: list[tuple[float, ...]] = []
     known = scores(cell)
@@ -58,14 +58,29 @@ def rescored(cell: CellView) -> CheckResult:
             evidence = WrongWhenRescored(
                 position=at, gap_nats=gaps[at], wrong_tokens=len(wrong), scored_tokens=len(gaps)
             )
-            findings.append(cell.finding(NAME, Verdict.REGRESSION, cell.wrong_output, message, o, evidence))
+            found = cell.finding(NAME, Verdict.REGRESSION, cell.wrong_output, message, o, evidence)
+            findings.append(_blamed(cell, found, o, plain.get(o.key)))
         elif moved is not None:
-            findings += _less_probable(cell, o, moved, gaps)
+            findings += [_blamed(cell, f, o, plain.get(o.key)) for f in _less_probable(cell, o, moved, gaps)]
         elif has_logprobs:
             message = "expected log-probs of this output as it was said and as it was read, found none, unlike others"
             findings.append(cell.untested(NAME, message, o))
     ties = sum(0 < gap <= bound for output in scored for gap in output)
     return conclude(NAME, cell.id, len(scored), findings, note=f"{ties} near ties, benign" if ties else "")
+
+
+def _blamed(cell: CellView, finding: Finding, o: Observation, plain: Observation | None) -> Finding:
+    """Return the finding, blamed on what reads the output afresh where the plain engine itself had said the same tokens
+    with the same log-probs: then these are no KV's that the cell was handed."""
+    theirs = plain.final if plain is not None and plain.error is None else None
+    ours = o.final
+    if cell.is_plain or theirs is None or ours is None or theirs.output_ids != ours.output_ids:
+        return finding
+    pairs = list(zip(ours.chosen_logprobs or (), theirs.chosen_logprobs or (), strict=False))
+    if not pairs or max(abs(a - b) for a, b in pairs) > allowed(cell, o, plain):
+        return finding
+    said = f"; {cell.name.reference} itself said these tokens, as probable: its log-probs of prompts are wrong"
+    return finding.model_copy(update={"damage": "sampler", "message": finding.message + said})
 
 
 def _less_probable(cell: CellView, o: Observation, moved: Matrix, gaps: Sequence[float]) -> list[Finding]:

@@ -63,7 +63,7 @@ def judge_test(cell: CellView, tested: Tested, results: Results) -> CheckResult:
         evidence=not underpowered,
         quiet=tested.quiet,
         change=change,
-        against="this run" if name in _OF_THIS_RUN or not cell.cold else "baseline",
+        against="this run" if name in _OF_THIS_RUN or not cell.cold else cell.against(cell.lineup),
         together=change != "none" and _moved_together(cell, name, change, results.first),
         second_stage=_second_stage(cell, tested, change, results.second),
     )

@@ -234,10 +234,12 @@ def _not_as_recorded(
     together = cell.cold and same
     known = o.known_answer[: o.most_tokens] if o.known_answer is not None else None
     damage, remark = _damage(cell, o, at, output, wanted), ""
-    facts = Facts(change="differ", together=together)
+    facts = Facts(change="differ", against=cell.against(cell.name.plain), together=together)
     if together and known is not None and output != known:
         facts, damage = facts._replace(against="known answer"), "known-answer"
         remark = "; the single engine of this run gives them, too, but they are not the known answer to this prompt"
+    elif together and facts.against == "other engines":
+        damage, remark = "sampler", "; all engines of this run say so, and those that recorded it said otherwise"
     elif together:
         damage, remark = "engine-changed", "; the single engine of this run moved with it"
     message = _describe(at, output, wanted, "the baseline") + remark

@@ -19,6 +19,7 @@ from harness.judging.near_ties import near_tie_nats
 from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
+_KV_CHECKS = ("kv-computed", "kv-handed-over", "kv-kept")
 _STEP_CHECKS = ("acceptance-single", "acceptance-cold", "acceptance-baseline")
 
 
@@ -27,7 +28,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     findings = [f for r in results for f in r.findings]
     if not findings:
         return None
-    damage = _damage(cell, findings)
+    damage = _damage(cell, findings, results)
     supporting = [f for f in findings if _supports(f, damage)] or findings
     keys = {f.part or f.prompt_id for f in supporting if f.prompt_id}
     untested = _untested(findings, supporting) - keys
@@ -132,8 +133,9 @@ def explained(results: Sequence[CheckResult], diagnosis: Diagnosis | None) -> li
 
 def _explained(finding: Finding, diagnosis: Diagnosis) -> Finding:
     update: dict[str, str] = {}
-    if finding.verdict is not Verdict.UNKNOWN and {finding.damage, diagnosis.damage} <= {*_OF_ONE_CAUSE}:
-        update["damage"] = diagnosis.damage
+    alike = {finding.damage, diagnosis.damage} <= {*_OF_ONE_CAUSE} and finding.damage != diagnosis.damage
+    if finding.verdict is not Verdict.UNKNOWN and alike:
+        update |= {"damage": diagnosis.damage, "taken_for": finding.damage}
     if diagnosis.law is not None and finding.prompt_id and _supports(finding, diagnosis.damage):
         update["law"] = diagnosis.law.text
     return finding.model_copy(update=update)
@@ -172,7 +174,7 @@ def _untested(findings: Sequence[Finding], supporting: Sequence[Finding]) -> set
     return {key for key, lacked in lacking.items() if lacked == checks}
 
 
-def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
+def _damage(cell: CellView, findings: Sequence[Finding], results: Sequence[CheckResult]) -> DamageClass:
     """Return the class that explains all findings: wrong input causes wrong tokens, which change acceptance."""
     certain = [f for f in findings if f.verdict is not Verdict.UNKNOWN]
     if any(f.damage == "input" for f in certain):
@@ -183,8 +185,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
-    if wrong_tokens and not cell.cold and all(f.damage == "sampler" for f in wrong_tokens):
-        # Only the end of answers that were to be stopped.
+    if wrong_tokens and (cell.handed_off or not cell.cold) and all(f.damage == "sampler" for f in wrong_tokens):
+        # Only the end of answers that were to be stopped, or what all engines of the run say.
         return "sampler"
     if not wrong_tokens and any(f.damage == "routing" for f in certain):
         # What was never handed over is no wrong KV: D computed it by itself.
@@ -197,7 +199,8 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
             return "drafter-kv"
         if all(f.verdict is Verdict.IMPROVED for f in changed_steps):
             return "engine-changed"
-        return "sampler" if _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell) else "drafter-kv"
+        elsewhere = _same_without(cell, _STEP_CHECKS) or _only_when_sampled(cell)
+        return "sampler" if elsewhere or _only_where_rows_move(cell, changed_steps, results) else "drafter-kv"
     if certain:
         return Counter(f.damage for f in certain).most_common(1)[0][0]
     # What broke comes first: without it, more would have been tested.
@@ -205,6 +208,17 @@ def _damage(cell: CellView, findings: Sequence[Finding]) -> DamageClass:
         if any(f.damage == damage for f in findings):
             return damage
     return findings[0].damage
+
+
+def _only_where_rows_move(cell: CellView, changed: Sequence[Finding], results: Sequence[CheckResult]) -> bool:
+    """Return whether drafts changed beside other requests alone, in both topologies, while all KV that was compared is
+    right: then rows of a batch were exchanged, and no block is wrong."""
+    crowded = {o.key for o in cell.all_observations() if o.concurrent > 1}
+    kv = [r for r in results if r.check in _KV_CHECKS]
+    right = any(r.judged for r in kv if r.check == _KV_CHECKS[0]) and all(r.verdict is Verdict.PASS for r in kv)
+    other = cell.sibling("single" if cell.handed_off else "pd")
+    beside = other is not None and any(_wrong(other, _STEP_CHECKS))
+    return right and beside and {f.part or f.prompt_id for f in changed} <= crowded
 
 
 def _only_when_sampled(cell: CellView) -> bool:

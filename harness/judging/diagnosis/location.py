@@ -16,9 +16,10 @@ from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.judging.diagnosis.sources import is_copy, repeated, sources
 from harness.judging.evidence import CellView
-from harness.judging.figures import LogprobDifference
+from harness.judging.figures import KVDifference, LogprobDifference
 from harness.judging.findings import CheckResult, Finding, Location
 from harness.prompts.lengths import blocks
+from harness.util.text import counted
 
 
 class Request(NamedTuple):
@@ -57,6 +58,12 @@ def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
 def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
     """Return the results with a location added to every certain finding about a request."""
     observations = {**cell.observations("text"), **cell.observations("ids")}
+    seen = {
+        f.part or f.prompt_id: f.location
+        for r in results
+        for f in r.findings
+        if isinstance(f.evidence, KVDifference) and f.location is not None and f.damage == "target-kv"
+    }
     cache: dict[str, Location | None] = {}
     out = []
     for result in results:
@@ -68,16 +75,18 @@ def locate(cell: CellView, results: Sequence[CheckResult]) -> list[CheckResult]:
             if o is not None and finding.verdict is not Verdict.UNKNOWN and finding.damage != "routing":
                 if o.key not in cache:
                     cache[o.key] = location(cell, o)
-                finding = finding.model_copy(update={"location": _of(finding, cell, o, cache[o.key])})
+                finding = finding.model_copy(update={"location": _of(finding, cell, o, cache[o.key], seen.get(key))})
             found.append(finding)
         out.append(result.model_copy(update={"findings": tuple(found)}))
     return out
 
 
-def _of(finding: Finding, cell: CellView, o: Observation, found: Location | None) -> Location | None:
-    """Return the location of a finding; ``found`` is that of its request.
+def _of(
+    finding: Finding, cell: CellView, o: Observation, found: Location | None, seen: Location | None
+) -> Location | None:
+    """Return the location of a finding; ``found`` is that of its request, ``seen`` where its KV itself is wrong.
 
-    Log-probs tell where damage is that leaves all tokens right.
+    Log-probs tell that there is damage that leaves all tokens right; where it is, the KV says alone.
     """
     if finding.location is not None:
         # A check that saw the KV itself.
@@ -85,7 +94,7 @@ def _of(finding: Finding, cell: CellView, o: Observation, found: Location | None
     moved = finding.evidence
     if not isinstance(moved, LogprobDifference) or (found is not None and found.position is not None):
         return found
-    return _from_logprobs(cell, o, moved)
+    return seen or _from_logprobs(cell, o, moved)
 
 
 def location(cell: CellView, o: Observation) -> Location | None:
@@ -188,7 +197,8 @@ def _from_steps(cell: CellView, r: Request) -> Location | None:
 
 
 def _from_logprobs(cell: CellView, o: Observation, moved: LogprobDifference) -> Location:
-    """Locate damage by the tokens whose log-probs moved most: those that copy a damaged block."""
+    """Return what log-probs tell of the place of damage: which tokens moved most. Those copy the damaged block as often
+    as the one that is copied next, so they name no block."""
     size = cell.record.block_size
     count = blocks(len(o.sent_ids), size)
     structure = _structure(cell, o, count)
@@ -202,8 +212,9 @@ def _from_logprobs(cell: CellView, o: Observation, moved: LogprobDifference) -> 
         return _located(structure, count, seen)
     largest = max(change for _, change in moved.most)
     found = sorted({p // size for at, change in moved.most if change >= largest / 2 and (p := origin[at]) is not None})
-    seen += [f"those that copy {name_blocks(found, count)} moved most, by up to {largest:.2g} nats"] if found else []
-    return _located(structure, count, seen, found, origin[moved.logprob_position])
+    where = f"those that copy {name_blocks(found, count)} moved most, by up to {largest:.2g} nats"
+    seen += [f"{where}; the damage is there or in what is copied just before or after"] if found else []
+    return _located(structure, count, seen)
 
 
 class _Structure(NamedTuple):
@@ -218,6 +229,7 @@ def _structure(cell: CellView, o: Observation, count: int) -> _Structure:
     return (
         _foreign_hit(cell, o)
         or _surplus(cell, o, count)
+        or _computed_alone(o)
         or _nothing_moved(cell, o, count)
         or _cached_prefix(cell, o)
         or _Structure()
@@ -270,6 +282,17 @@ def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
                 f"prompt's: {name_blocks(wrong, blocks(len(o.sent_ids), size))} came from somebody else",
             )
     return None
+
+
+def _computed_alone(o: Observation) -> _Structure | None:
+    """Detect that D computed the whole prompt by itself: a hit that it had counted before a transfer failed, or for
+    which nothing came, is no block of this prompt's KV."""
+    decode = o.leg("decode")
+    if decode is None or decode.counters.get("prompt_tokens_local_compute", 0) < len(o.sent_ids):
+        return None
+    failed = decode.counters.get("nixl_failed_transfers", 0)
+    why = f"after {counted(round(failed), 'failed transfer')}" if failed else "without a transfer"
+    return _Structure((), None, f"D computed all {len(o.sent_ids)} prompt tokens by itself, {why}")
 
 
 def _nothing_moved(cell: CellView, o: Observation, count: int) -> _Structure | None:
