@@ -60,7 +60,8 @@ def bounds(cell: CellView) -> Bounds:
     """Return the bounds for a cell."""
     given = cell.judging.logprob_nats
     if given is not None:
-        return Bounds(given, max(given, OTHERWISE_NATS), max(given, OTHERWISE_NATS), "the profile")
+        recorded = cell.judging.recorded_nats or given
+        return Bounds(given, max(given, OTHERWISE_NATS), max(recorded, OTHERWISE_NATS), "the profile")
     found = rounding_of(cell)
     seen = found.largest(*get_args(WayName))
     if seen is None:

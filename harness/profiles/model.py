@@ -185,6 +185,8 @@ class Judging(Strict):
     logprob_nats: float | None = Field(default=None, gt=0)
     """Difference in nats from which a log-prob, or the distance of the two best, is another one (bitwise tier). None: a
     multiple of the largest that rounding was measured to make (``harness.judging.rounding``)."""
+    recorded_nats: float | None = Field(default=None, gt=0)
+    """The same against the baseline, which engines of another machine may have recorded. None: ``logprob_nats``."""
     rounding_nats: float = Field(default=3.0, gt=0)
     """By how many nats the plain engine may dislike an output token for no other reason than rounding (normal tier),
     where its own answers do not show it: P's token, and all tokens of a run with too few near ties. For P's token the

@@ -239,7 +239,8 @@ class Player:
         def some(count: int) -> list[Leg]:
             legs: list[Leg] = []
             for n in range(count):
-                if problem := session.ask(ask, mine := []):
+                mine: list[Leg] = []
+                if problem := session.ask(ask, mine):
                     raise HandoffError(f"request {n + 1} of one token, to grow old: {problem}")
                 legs += [Leg(role=leg.role, request_id=leg.request_id) for leg in mine]
             return legs

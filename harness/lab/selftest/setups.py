@@ -175,7 +175,7 @@ def _own_profile(profile: Profile, trial: Trial) -> Profile:
 
 def _with_target(profile: Profile, other: Profile) -> Profile:
     """Return the profile with another one's target, and what its answers and its KV are judged by."""
-    rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "near_tie_nats")}
+    rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "recorded_nats", "near_tie_nats")}
     judging = profile.judging.model_copy(update=rounding)
     own = _with_engine(profile, hf_overrides=other.engine.hf_overrides)
     return own.model_copy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.history.folder import load_history
@@ -13,7 +15,9 @@ from harness.judging.diagnosis.diagnose import diagnose
 from harness.judging.findings import CheckResult
 from harness.judging.known_defects import apply_known
 from harness.judging.references import baselines_for
+from harness.judging.rounding import bounds
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, load_known
+from harness.profiles.load import load_profile
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
@@ -197,3 +201,16 @@ def test_wrong_logprobs_of_prompts_are_no_kv_where_the_plain_engine_said_the_sam
     result = rescored(view(history([o, plain, read]), "pd-none", lookups([40])))
     (finding,) = result.findings
     assert finding.damage == damage and ("its log-probs of prompts are wrong" in finding.message) is not parted
+
+
+# --- 8: bounds between engines of one run, and against another machine's record ----------------------------------------
+
+
+def test_engines_of_one_run_may_be_held_closer_together_than_to_another_machines_record():
+    judging = load_profile("cpu-hybrid").judging
+    assert (judging.logprob_nats, judging.recorded_nats) == (0.3, 0.5)
+    cell = view(history([observation("pd-none", 40), observation("single-none", 40)]), "pd-none", lookups([40]))
+    found = bounds(replace(cell, judging=judging))
+    assert (found.alone, found.beside, found.recorded) == (0.3, 0.3, 0.5)
+    both = judging.model_copy(update={"recorded_nats": None})
+    assert bounds(replace(cell, judging=both)).recorded == 0.3
