@@ -203,7 +203,7 @@ def test_wrong_logprobs_of_prompts_are_no_kv_where_the_plain_engine_said_the_sam
     assert finding.damage == damage and ("its log-probs of prompts are wrong" in finding.message) is not parted
 
 
-# --- 8: bounds between engines of one run, and against another machine's record ----------------------------------------
+# --- 8: bounds between engines of one run, and against the record of another machine ---------------------------------
 
 
 def test_engines_of_one_run_may_be_held_closer_together_than_to_another_machines_record():
