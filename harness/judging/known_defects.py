@@ -97,21 +97,27 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     o = _answer(history, finding.cell, finding)
     if o is None or o.final is None:
         return True
-    if defect.improbable and (finding.first_wrong == 0 or not _has_impossible_token(o.final)):
-        return False
     name = CellName.of(finding.cell)
+    if defect.improbable and not _goes_wrong_impossibly(finding, o.final, alone=name.topology == "single"):
+        return False
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
     return not defect.alike or twin is None or twin.final is None or twin.final.output_ids == o.final.output_ids
 
 
 _IMPOSSIBLE_NATS = 10.0
-"""Below this log-prob no temperature at which margins force every token would ever draw a token. Seen: -17 to -42."""
+"""Below this log-prob no temperature at which margins force every token would ever draw a token. Seen: -25 to -53."""
 
 
-def _has_impossible_token(leg: Leg) -> bool:
-    """Return whether an answer has a token that its own engine finds impossible: wrong KV makes it sure of wrong tokens
-    instead."""
-    return any(value < -_IMPOSSIBLE_NATS for value in leg.chosen_logprobs or ())
+def _goes_wrong_impossibly(finding: Finding, answer: Leg, alone: bool) -> bool:
+    """Return whether an answer goes wrong with a token that its own engine finds impossible: with wrong KV an engine is
+    sure of wrong tokens instead.
+
+    An engine ``alone`` gives the first token in the prompt's step, which verifies nothing; D gives it in a verify step.
+    """
+    at, values = finding.first_wrong, answer.chosen_logprobs or ()
+    if at is None:
+        return any(value < -_IMPOSSIBLE_NATS for value in values)
+    return at < len(values) and values[at] < -_IMPOSSIBLE_NATS and not (alone and at == 0)
 
 
 def _answer(history: History, cell: str, finding: Finding) -> Observation | None:

@@ -77,8 +77,8 @@ class KnownDefect(Strict):
     last_tokens: int = Field(0, ge=0)
     """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
     improbable: bool = False
-    """Whether it covers only answers whose first token is right and that go wrong with tokens that their own engine
-    finds impossible, as draws from another distribution than the request asked for are."""
+    """Whether it covers only answers that go wrong in a verify step, with a token that their engine rules out: it was
+    drawn from another distribution than the request asked for."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
     last_step: bool = False

@@ -10,7 +10,7 @@ from harness.history.acceptance import real_steps
 from harness.history.records import COLD, Observation
 from harness.history.token_ids import compare
 from harness.history.verdict import Verdict
-from harness.judging.diagnosis.laws import Compared, law_of
+from harness.judging.diagnosis.laws import Circumstances, law_of
 from harness.judging.diagnosis.location import request_of
 from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, LogprobDifference
@@ -59,7 +59,7 @@ def diagnose(cell: CellView, results: Sequence[CheckResult]) -> Diagnosis | None
     )
 
 
-def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequence[Finding]) -> list[Compared]:
+def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequence[Finding]) -> list[Circumstances]:
     """Return what may decide whether each request fails.
 
     A prompt that fails as ids is left out as text if nothing is found there: few checks compare texts.
@@ -71,7 +71,7 @@ def _compared(cell: CellView, requests: Sequence[Observation], findings: Sequenc
         if o.route == "cell":
             first.setdefault(o.prompt_id, o.sequence)
     return [
-        Compared(
+        Circumstances(
             failed=(o.key, o.form) in failed,
             tokens=len(o.sent_ids),
             number=numbers[o.sequence],

@@ -23,7 +23,7 @@ random."""
 _AGE = "age"
 
 
-class Compared(NamedTuple):
+class Circumstances(NamedTuple):
     """A request that was compared, with what may decide whether it fails."""
 
     failed: bool
@@ -64,7 +64,7 @@ class _Explanation(NamedTuple):
         return known.model_copy(update={"text": text, "exact": exact, "of_age": self.kind == _AGE})
 
 
-def law_of(requests: Sequence[Compared], block_size: int, noun: str = "request", cold: bool = True) -> Law | None:
+def law_of(requests: Sequence[Circumstances], block_size: int, noun: str = "request", cold: bool = True) -> Law | None:
     """Return the law of the requests that fail; None if nothing fails.
 
     ``noun`` says what the requests are: hand-offs, all of them. Of requests that are not cold, whose states differ in
@@ -132,7 +132,7 @@ def _one_sided(best: _Explanation, failing: int, total: int) -> Law:
     )
 
 
-def _of_lengths(requests: Sequence[Compared], by_length: dict[int, bool], law: Law, rules: int) -> _Explanation:
+def _of_lengths(requests: Sequence[Circumstances], by_length: dict[int, bool], law: Law, rules: int) -> _Explanation:
     failing = sum(by_length.values())
     inside = sum(by_length[r.tokens] for r in requests)
     bad = sum(r.failed for r in requests)
@@ -148,7 +148,7 @@ def _of_lengths(requests: Sequence[Compared], by_length: dict[int, bool], law: L
     )
 
 
-def _others(requests: Sequence[Compared], noun: str) -> Iterator[_Explanation]:
+def _others(requests: Sequence[Circumstances], noun: str) -> Iterator[_Explanation]:
     """Yield the laws other than of lengths that the requests can tell."""
     bad = [r for r in requests if r.failed]
     first = min(r.number for r in bad)
@@ -165,7 +165,7 @@ def _others(requests: Sequence[Compared], noun: str) -> Iterator[_Explanation]:
 
 
 def _kind(
-    kind: str, clause: str, requests: Sequence[Compared], holds: Sequence[bool], rules: int = 1
+    kind: str, clause: str, requests: Sequence[Circumstances], holds: Sequence[bool], rules: int = 1
 ) -> Iterator[_Explanation]:
     """Yield a law that holds of some of the requests; nothing where all are alike."""
     inside, bad = sum(holds), sum(r.failed for r in requests)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.judging.checks.registry import judge_cell
 from harness.judging.diagnosis.law import IFF
-from harness.judging.diagnosis.laws import Compared, law_of
+from harness.judging.diagnosis.laws import Circumstances, law_of
 from harness.profiles.load import load_profile
 from harness.prompts.lengths import spills
 from harness.prompts.model import Prompt, load_prompts
@@ -19,23 +19,25 @@ from tests.support.builders import change_final, garbled, history, lookups, obse
 
 PROFILE = load_profile("cpu")
 PROMPTS = load_prompts(PROFILE.workload.prompts).cold
-Fails = Callable[[Compared], bool]
+Fails = Callable[[Circumstances], bool]
 
 
-def asked(prompts: list[Prompt], seed: int | None = 1) -> list[Compared]:
+def asked(prompts: list[Prompt], seed: int | None = 1) -> list[Circumstances]:
     """Return the requests of cold prompts, by length or in the order of a seed."""
     items = [Item(p, "ids") for p in sorted(prompts, key=lambda p: p.tokens)]
     sent = items if seed is None else in_seeded_order(items, seed)
-    return [Compared(failed=False, tokens=i.prompt.tokens, number=n) for n, i in enumerate(sent, 1)]
+    return [Circumstances(failed=False, tokens=i.prompt.tokens, number=n) for n, i in enumerate(sent, 1)]
 
 
-def failing(requests: list[Compared], fails: Fails) -> list[Compared]:
+def failing(requests: list[Circumstances], fails: Fails) -> list[Circumstances]:
     return [r._replace(failed=fails(r)) for r in requests]
 
 
 COLD = asked(list(PROMPTS))
 SCENARIO = [
-    Compared(False, 40 + n % 7, n + 1, repeated=n % 3 == 1, together=n % 4 > 1, parameter=("", "stop-string")[n % 2])
+    Circumstances(
+        False, 40 + n % 7, n + 1, repeated=n % 3 == 1, together=n % 4 > 1, parameter=("", "stop-string")[n % 2]
+    )
     for n in range(48)
 ]
 LAWS: dict[str, Fails] = {
@@ -100,15 +102,15 @@ def test_one_failure_is_no_law_and_a_scenario_without_a_shown_one_has_none():
 
 
 def test_a_prompt_that_fails_once_of_twice_is_no_law_of_its_length():
-    twice = [Compared(True, 96, 1), Compared(False, 96, 2, form="text", repeated=True)]
+    twice = [Circumstances(True, 96, 1), Circumstances(False, 96, 2, form="text", repeated=True)]
     assert law_of(twice, 32).text == "only 1 of 2 requests fails: no law can be told from one"
-    assert "no law explains it" in law_of([*twice, Compared(True, 96, 3), Compared(False, 96, 4)], 32).text
+    assert "no law explains it" in law_of([*twice, Circumstances(True, 96, 3), Circumstances(False, 96, 4)], 32).text
 
 
 @given(
     st.lists(
         st.builds(
-            Compared,
+            Circumstances,
             st.booleans(),
             st.integers(1, 200),
             st.just(0),

@@ -182,6 +182,17 @@ def test_an_engine_that_is_sure_of_wrong_tokens_has_another_defect():
     assert not [f for f in sure.findings if f.known == "cpu-sampled-with-speculation"]
 
 
+def test_a_pair_gives_the_first_token_in_a_verify_step_too():
+    """All four answers of the pair are wrong from token 0 on; a recorded run of real engines."""
+    recorded = load_history(RUNS.parent / "attacked")
+    references = baselines_for(recorded, recorded.folder / "references" / "baselines")
+    judgement = apply_known(judge(recorded, references), load_known(REPOSITORY / "known-defects.yaml"), recorded)
+    found = [f for f in judgement.findings if f.scenario == "sampled" and f.verdict is not Verdict.UNKNOWN]
+    assert {f.cell for f in found} == {"pd-eagle3", "single-eagle3"}
+    assert {f.known for f in found} == {"cpu-sampled-with-speculation"}
+    assert {f.first_wrong for f in found if f.cell == "pd-eagle3"} >= {0}
+
+
 def test_an_answer_that_is_wrong_from_its_first_token_on_has_another_defect():
     wrong = sampled(lambda o: change_final(o, output_ids=(o.final.output_ids[0] + 1, *o.final.output_ids[1:])))
     found = [f for f in wrong.findings if f.first_wrong == 0]
