@@ -17,6 +17,7 @@ from harness.history.rounding import MULTIPLE, Rounding, WayName, in_words
 from harness.judging.evidence import CellView, Evidence
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging, Tier
+from harness.util.text import listed
 
 RESOLUTION_NATS = 1e-5
 """Smallest bound: records have six decimals."""
@@ -93,12 +94,21 @@ def near_tie_in_crowds(cell: CellView) -> float:
 def _same_machine(cell: CellView) -> bool:
     """Return whether the baselines of a cell were recorded on a machine of the same kind: processors of one name differ
     in their model, and with it in the kernels that are chosen for them."""
-    found = [cell.baseline_or_reason(lineup) for lineup in (cell.name.plain, cell.lineup)]
-    here = cell.history.run.hardware
-    return all(
-        not isinstance(b, str) and all(b.header.provenance.hardware.get(key) == here.get(key) for key in _MACHINE)
-        for b in found
+    return all(_of_same_machine(cell, lineup) for lineup in (cell.name.plain, cell.lineup))
+
+
+def _of_same_machine(cell: CellView, lineup: str) -> bool:
+    found, here = cell.baseline_or_reason(lineup), cell.history.run.hardware
+    return not isinstance(found, str) and all(
+        found.header.provenance.hardware.get(key) == here.get(key) for key in _MACHINE
     )
+
+
+def records_log_probs(cell: CellView) -> bool:
+    """Return whether the log-probs of a baseline say what those of this run should be. In numbers of 16 bits, those of
+    another kind of machine do not: its kernels add in another order, which moves them by as much as damage does."""
+    missing = isinstance(cell.baseline_or_reason(cell.lineup), str)
+    return missing or cell.settings.dtype == "float32" or _of_same_machine(cell, cell.lineup)
 
 
 class Repeatability(NamedTuple):
@@ -153,6 +163,12 @@ def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
     if tier == "auto":
         found = repeatability(evidence.history, evidence.baselines)
         yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
+    others = [v.id for v in evidence.views() if evidence.judging.tier == "bitwise" and not records_log_probs(v)]
+    if others:
+        yield (
+            f"the log-probs of {listed(sorted(set(others)), 'and')} are compared within the run alone: baselines are "
+            "of another kind of machine, which rounds 16-bit numbers otherwise; record them here to have both"
+        )
     if evidence.judging.tier == "bitwise" and evidence.judging.logprob_nats is None:
         most = max((bounds(view) for view in evidence.views()), key=lambda b: (b.alone, b.beside), default=None)
         if most is not None:

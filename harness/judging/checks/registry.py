@@ -39,7 +39,7 @@ from harness.judging.diagnosis.location import locate
 from harness.judging.evidence import ONE_STAGE, CellView, Evidence, Stages, judging_of
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
-from harness.judging.rounding import resolved
+from harness.judging.rounding import records_log_probs, resolved
 from harness.profiles.model import Tier
 
 _NO_TESTS = Results()
@@ -79,7 +79,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tokens-baseline", lambda _: True, tokens.tokens_baseline),
     Check("tokens-single", lambda c: c.has_twin, tokens.tokens_single),
     Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
-    Check("logprobs-baseline", lambda _: True, logprobs.logprobs_baseline),
+    Check("logprobs-baseline", records_log_probs, logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
     Check(kv.COMPUTED, kv.has_reference, kv.kv_computed),
     Check("rescored", rescored.applies, rescored.rescored),

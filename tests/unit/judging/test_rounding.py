@@ -125,3 +125,20 @@ def test_auto_takes_the_baseline_s_word_for_an_engine_that_the_run_does_not_have
     assert evidence_for(auto(None), known).judging.tier == "bitwise"
     # What tonight's engine shows goes first.
     assert evidence_for(auto(False), known).judging.tier == "normal"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "here", "compared"), [("float32", False, True), ("bfloat16", True, True), ("bfloat16", False, False)]
+)
+def test_16_bit_log_probs_of_another_kind_of_machine_are_not_held_against_a_run(dtype, here, compared):
+    """Between AMD 25/1 and 26/2 a healthy hybrid model moved by 0.94 nats in one answer of 46."""
+    shown = without_bounds(history([observation("single-none", 40)], cells=["single-none"]), logprob_nats=0.3)
+    engine = {**shown.run.profile.get("engine", {}), "dtype": dtype}
+    shown = shown.model_copy(
+        update={"run": shown.run.model_copy(update={"profile": {**shown.run.profile, "engine": engine}})}
+    )
+    baselines = measured(hit=way(2e-5)) if here else lookups(LENGTHS)
+    judgement = judge(shown, baselines)
+    (cell,) = judgement.cells
+    assert ("logprobs-baseline" in {r.check for r in cell.results}) is compared
+    assert any("compared within the run alone" in n for n in judgement.notices) is not compared
