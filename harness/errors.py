@@ -93,6 +93,10 @@ class HandoffError(InfrastructureError):
     pass
 
 
+class RefusedError(HandoffError):
+    """An engine would not take a request as it was sent: nothing was computed for it."""
+
+
 class RequestTimeoutError(HandoffError):
     pass
 

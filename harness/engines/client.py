@@ -26,8 +26,8 @@ from harness.engines.response import (
     token_ids,
     transfer_params,
 )
-from harness.errors import AbandonedError, HandoffError, RequestTimeoutError
-from harness.history.records import Leg, Speculation
+from harness.errors import AbandonedError, HandoffError, RefusedError, RequestTimeoutError
+from harness.history.records import Leg, Sibling, Speculation
 from harness.profiles.cells import SECOND_P, Role
 from harness.profiles.scenarios import Abandon
 
@@ -193,8 +193,8 @@ class Client:
         from that position on; vLLM then computes the prompt without its prefix cache. ``timeout_s`` overrides the
         client's timeout. ``abandon`` says when to give the request up. ``fields`` are added to the body.
 
-        Raises AbandonedError when it was given up, HandoffError when there is no answer, its status is not 200, or it
-        has an unexpected shape.
+        Raises AbandonedError when it was given up, RefusedError when the engine would not take the request,
+        HandoffError when there is no answer, its status is not 200, or it has an unexpected shape.
         """
         role = role or self.role
         before = self._snapshot
@@ -291,9 +291,10 @@ def parse_completion(
     rescore_from: int | None = None,
     model: str = MODEL_NAME,
 ) -> Leg:
-    """Turn a completion response into a Leg. Raises HandoffError when it is not a valid completion."""
+    """Turn a completion response into a Leg. Raises RefusedError for status 400, HandoffError when it is not a valid
+    completion."""
     if status != 200:
-        raise HandoffError(
+        raise (RefusedError if status == 400 else HandoffError)(
             f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}"
         )
     try:
@@ -301,8 +302,8 @@ def parse_completion(
         if "error" in body:
             raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
         require_model(body, model)
-        (choice,) = body["choices"]
-        logprobs = choice.get("logprobs") or {}
+        choice, *others = body["choices"]
+        logprobs = _of_output(choice, choice.get("logprobs") or {})
         best = _best_two(logprobs.get("top_logprobs"))
         scored = None if rescore_from is None else _rescored(choice, rescore_from)
         leg = Leg(
@@ -319,6 +320,8 @@ def parse_completion(
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),
             top_gaps=None if best is None else tuple(map(_gap, best)),
             runner_ups=None if best is None else tuple(map(_runner_up, best)),
+            top_logprobs=_top_logprobs(logprobs.get("top_logprobs")),
+            siblings=tuple(map(_sibling, others)),
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
             prompt_logprobs=None if rescore_from is not None else _prompt_logprobs(choice),
@@ -332,6 +335,43 @@ def parse_completion(
             f"{role} engine: expected a completion with one choice for request {request_id}, found "
             f"{redact.quoted(str(error), 200)} in {redact.quoted(text, 200)!r}"
         ) from error
+
+
+def _of_output(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return log-probs without those of the prompt, which an answer that echoes it begins with."""
+    echoed, told = len(choice.get("prompt_token_ids") or ()), len(choice.get("token_ids") or ())
+    if len(logprobs.get("token_logprobs") or ()) != echoed + told:
+        return logprobs
+    return {name: values[echoed:] for name, values in logprobs.items()}
+
+
+def _sibling(choice: Mapping[str, Any]) -> Sibling:
+    return Sibling(
+        output_ids=token_ids(choice.get("token_ids")),
+        finish_reason=finish_reason(choice.get("finish_reason")),
+        stop_reason=stop_reason(choice.get("stop_reason")),
+        text=answer_text(choice.get("text")),
+        chosen_logprobs=_floats((choice.get("logprobs") or {}).get("token_logprobs")),
+    )
+
+
+_USUAL = 3
+"""Most tokens of a position of which log-probs are told as a rule: the two likeliest and the chosen one."""
+
+
+def _top_logprobs(value: Any) -> tuple[dict[int, float], ...] | None:
+    """Return the log-probs of each position by token, where they are of more tokens than usual and named by their
+    ids."""
+    if value is None or all(len(position or ()) <= _USUAL for position in value):
+        return None
+    return tuple(
+        {
+            int(named[1]): round(finite(said), 6)
+            for token, said in (table or {}).items()
+            if (named := _TOKEN.fullmatch(token))
+        }
+        for table in value
+    )
 
 
 def _floats(value: Any) -> tuple[float, ...] | None:

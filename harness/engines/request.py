@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from harness.engines.client import REMOTE_DECODE, Client, Sampling
 from harness.engines.counters import credited
-from harness.errors import AbandonedError, HandoffError
+from harness.errors import AbandonedError, HandoffError, RefusedError
 from harness.history.records import Form, Leg
 from harness.profiles.cells import SECOND_P, Role
 from harness.profiles.model import Profile
@@ -176,16 +176,20 @@ class Exchange:
         before = {client: client.last_snapshot for client in (p, d)}
         # Before it is asked: it may end just before it breaks or is given up.
         self.kept_by_p += 1
-        prefill = p.complete(
-            ask.prefilled,
-            Sampling(1, self._workload.logprobs, ask.temperature),
-            request_id,
-            salt,
-            ask.read_back or REMOTE_DECODE,
-            count=False,
-            abandon=ask.given_up("prefill"),
-            fields=for_prefill(ask.fields),
-        )
+        try:
+            prefill = p.complete(
+                ask.prefilled,
+                Sampling(1, self._workload.logprobs, ask.temperature),
+                request_id,
+                salt,
+                ask.read_back or REMOTE_DECODE,
+                count=False,
+                abandon=ask.given_up("prefill"),
+                fields=for_prefill(ask.fields),
+            )
+        except RefusedError:
+            self.kept_by_p -= 1
+            raise
         answered = time.monotonic()
         legs.append(prefill)
         # With requests in between, P's counters do not belong to this request alone.

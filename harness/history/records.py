@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
-from harness.profiles.scenarios import Abandon, Feature, stop_at
+from harness.profiles.scenarios import CHANGING, Abandon, Feature, Parameter, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
@@ -24,6 +24,9 @@ COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
 SentTo = Literal["cell", "prefill", "local", "former-p"]
 """Where a request goes: through the cell's topology, to P alone, or to the answering engine alone."""
+
+_REFUSED = re.compile(r"expected status 200 for request \S+, found 400: ")
+"""How ``harness.engines.client`` words it."""
 
 Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A number that an engine counted: any that a column can hold, so that a wrong one is recorded and judged."""
@@ -67,7 +70,7 @@ class PlannedRequest(Strict):
     temperature: float = 0.0
     concurrent: int = 1
     abandon: Abandon | None = None
-    feature: Feature | None = None
+    feature: Feature | Parameter | None = None
     legs: tuple[LegRole, ...]
     """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
 
@@ -93,6 +96,16 @@ def in_words(cell: str, scenario: str) -> str:
     return cell if scenario == COLD else f"{cell} in {scenario}"
 
 
+class Sibling(Strict):
+    """Another answer to the same request, of those that ``n`` asked for."""
+
+    output_ids: tuple[int, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    text: str | None = None
+    chosen_logprobs: tuple[float, ...] | None = None
+
+
 class Leg(Strict):
     """One HTTP exchange with an engine: its response as recorded."""
 
@@ -116,6 +129,11 @@ class Leg(Strict):
     """Difference in log-probability (nats) between the best and the second-best token, per output token."""
     runner_ups: tuple[int | None, ...] | None = None
     """Second-best token, per output token; None in records of earlier versions."""
+    top_logprobs: tuple[dict[int, float], ...] | None = None
+    """Log-probs of the likeliest tokens and of the chosen one by token, per output token, where more than the usual
+    two likeliest were asked for."""
+    siblings: tuple[Sibling, ...] = ()
+    """The answers after the first, where several were asked for."""
     speculation: Speculation | None = None
     rescored: tuple[float, ...] | None = None
     """For a re-scoring request, per token of the output that it scores: by how many nats the plain engine, given all
@@ -166,8 +184,10 @@ class Observation(Strict):
     """Number of requests under way at the same time. Above 1, counters are known only for all of them together."""
     abandon: Abandon | None = None
     """When the client was to give the request up; its answer, if it came before that, is not judged."""
-    feature: Feature | None = None
-    """A parameter with which it was sent and that must not change the answer."""
+    feature: Feature | Parameter | None = None
+    """A parameter with which it was sent."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """The fields of the request's body that asked for it; empty in records of earlier versions."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""
@@ -226,12 +246,35 @@ class Observation(Strict):
     @property
     def drafts_filtered(self) -> bool:
         """Whether a grammar removes drafts that it does not admit, so that steps verify fewer of them, or none."""
-        return self.feature == "grammar"
+        return self.feature in ("grammar", "regex")
 
     @property
     def looked_up(self) -> bool:
         """Whether the engine asks its caches for the prompt: for log-probs of a prompt, vLLM computes all of it."""
-        return self.feature != "prompt-logprobs"
+        return self.feature not in ("prompt-logprobs", "echo")
+
+    @property
+    def answered_otherwise(self) -> bool:
+        """Whether a parameter decides what its answer is, so that the plain engine's with the same parameter is the
+        right one, and no baseline has it."""
+        return self.feature in CHANGING
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine would not take the request as it was sent."""
+        return self.error is not None and _REFUSED.search(self.error) is not None
+
+    @property
+    def answers(self) -> int:
+        """Number of answers that it asked for, each of which is a request of its own to the engine."""
+        asked = self.fields.get("n", 1)
+        return asked if isinstance(asked, int) else 1
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """Log-probs that were asked for beside each output token's; None: the workload's."""
+        asked = self.fields.get("logprobs")
+        return asked if isinstance(asked, int) else None
 
     @property
     def cut_short(self) -> bool:

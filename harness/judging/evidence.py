@@ -19,6 +19,7 @@ from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
+from harness.profiles.scenarios import SAMPLED
 from harness.util.invalid_data import describe_validation_error
 
 T = TypeVar("T")
@@ -63,6 +64,22 @@ class CellView(RecordedCell):
         """Return what a lineup's baseline is: a recording of such engines, or of others on purpose."""
         lookup = self.baselines.get(lineup)
         return "other engines" if lookup is not None and lookup.across else "baseline"
+
+    def recorded(self, lineup: str, o: Observation) -> BaselineRow | None:
+        """Return the row that a lineup's baseline has of a request; None also where a parameter decides its answer."""
+        return None if o.answered_otherwise else self.rows(lineup).get(o.prompt_id)
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether baselines have answers to requests of this scenario: not where parameters decide all of them."""
+        found = self.all_observations()
+        return not found or any(not o.answered_otherwise for o in found)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether answers of other cells say which are right: not where all are drawn beside drafts."""
+        found = self.all_observations() if self.speculative else []
+        return not found or any(o.feature not in SAMPLED for o in found)
 
     @property
     def wrong_output(self) -> DamageClass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -349,7 +350,7 @@ length that is the answer's, a token in the middle of the answer or its first on
 of its tokens at which it stops, or the log-probs of the prompt."""
 
 
-def stop_at(feature: Feature | None, answered: int) -> int | None:
+def stop_at(feature: Feature | Parameter | None, answered: int) -> int | None:
     """Return the index of the token that stops a known answer of this length because of a feature, or None."""
     return {"stop-token": answered // 2, "stop-string": answered // 2, "stop-at-once": 0}.get(feature or "")
 
@@ -364,6 +365,93 @@ class Features(_Scenario):
     @property
     def asks_prompt_logprobs(self) -> bool:
         return "prompt-logprobs" in self.features
+
+
+Parameter = Literal[
+    "cap-1",
+    "cap-2",
+    "cap-3",
+    "cap-4",
+    "cap-5",
+    "ignore-eos",
+    "stop-at-cap",
+    "stop-before-cap",
+    "include-stop",
+    "allowed-first",
+    "allowed-half",
+    "bad-words",
+    "frequency-penalty",
+    "presence-penalty",
+    "repetition-penalty",
+    "regex",
+    "logprobs-0",
+    "logprobs-1",
+    "logprobs-20",
+    "echo",
+    "priority",
+    "logit-bias",
+    "min-p",
+    "top-p",
+    "seed",
+    "seed-again",
+    "siblings",
+]
+"""A parameter of a request whose right answer is that of the run's plain engine with the same parameter
+(``harness.workload.parameters``)."""
+CHANGING: frozenset[str] = frozenset(get_args(Parameter))
+SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
+"""Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
+plain engine's without speculation alone: a drafter takes random numbers of its own."""
+REFUSED_BESIDE_DRAFTS: frozenset[str] = frozenset({"logit-bias", "min-p"})
+"""Parameters that vLLM refuses where an engine speculates (``SamplingParams._validate_spec_decode`` of 0.32.0)."""
+WITHOUT: Mapping[str, Parameter] = {
+    "frequency-penalty": "allowed-first",
+    "presence-penalty": "allowed-half",
+    "min-p": "seed",
+    "top-p": "seed",
+}
+"""Parameters that come on top of another one, whose answer they have to change."""
+_TEMPERATURE = 1.5
+"""Of answers that are drawn: their tokens are among few, and no margin forces any."""
+_SHORT = 32
+"""Output tokens that show a parameter which changes an answer from its beginning."""
+
+
+def temperature_of(feature: Feature | Parameter | None) -> float:
+    """Return the temperature that a parameter needs."""
+    return _TEMPERATURE if feature in SAMPLED else 0.0
+
+
+def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
+    """Return how many tokens a request with a parameter asks for, with a known answer of so many; None: as any other.
+
+    A request that a token should stop and does not has the tokens of one that it does, and another finish reason.
+    Behind a string, tokens are drafted, which must not show.
+    """
+    if feature.startswith("cap-"):
+        return int(feature.removeprefix("cap-"))
+    if feature in ("stop-token", "stop-at-once"):
+        return (stop_at(feature, answered) or 0) + 1
+    cut = answered // 2 + 1
+    asked = {"ignore-eos": answered + 8, "stop-at-cap": cut, "stop-before-cap": cut + 1, "include-stop": None}
+    return asked.get(feature, None if feature not in CHANGING else _SHORT)
+
+
+class Parameters(_Scenario):
+    """Each prompt is asked once with each of these parameters, most of which change its answer: the plain engine of the
+    run says which answer is right."""
+
+    kind: Literal["parameters"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    parameters: tuple[Parameter, ...] = Field(
+        default=tuple(p for p in get_args(Parameter) if p not in SAMPLED), min_length=1
+    )
+    by_router: bool = False
+    """Whether they are sent through routers, too."""
+
+    @property
+    def routed(self) -> bool:
+        return self.by_router
 
 
 class Abandon(Strict):
@@ -403,6 +491,15 @@ class TraceRequest(Strict):
     """Seconds after the beginning of its stage."""
     max_tokens: int | None = Field(default=None, ge=2)
     abandon: Abandon | None = None
+    feature: Feature | Parameter | None = None
+    """A parameter with which it is sent, as in the kinds ``features`` and ``parameters``; its own number of tokens
+    counts."""
+
+    @model_validator(mode="after")
+    def _asked_through_the_cell(self) -> Self:
+        if self.feature is not None and (self.abandon is not None or self.max_tokens is not None):
+            raise ValueError("expected feature without abandon and max_tokens, which both say how an answer ends")
+        return self
 
 
 class Trace(_Scenario):
@@ -465,6 +562,7 @@ Scenario = Annotated[
     | SameStep
     | Sampled
     | Features
+    | Parameters
     | Trace,
     Field(discriminator="kind"),
 ]

@@ -331,7 +331,7 @@ def _survival(view: RecordedCell, baselines: Mapping[str, Lookup]) -> Iterable[S
     longest = 0
     for o, _, output in view.answers().values():
         row = rows.get(o.prompt_id)
-        if row is None:
+        if row is None or o.answered_otherwise:
             continue
         expected = row.output_ids[: o.most_tokens]
         divergences.append(parted_at(output, expected))

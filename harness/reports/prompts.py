@@ -228,7 +228,7 @@ def _rows(
         findings = tuple(found.get(place, ()))
         leg = o.final if not o.cut_short else None
         output = leg.output_ids if leg is not None else None
-        row = tokens.get(o.prompt_id) if o.temperature == 0 else None
+        row = None if o.temperature or o.answered_otherwise else tokens.get(o.prompt_id)
         expected = row.output if row is not None else None
         if expected is None and record.cell != name.reference:
             other = reference.answer(o)
@@ -313,7 +313,7 @@ def _strip(
     The baseline is one of whole answers, without a grammar.
     """
     references: list[tuple[str, Steps]] = []
-    if recorded is not None and not o.drafts_filtered:
+    if recorded is not None and not (o.drafts_filtered or o.answered_otherwise):
         steps = recorded.steps
         if o.most_tokens is not None and steps.drafted is None:
             steps = steps._replace(accepted=begun_before(steps.accepted, o.most_tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from typing import Any
 
@@ -38,6 +38,7 @@ class SentRequest:
         self.legs: list[Leg] = []
         self.started = clock.now()
         self.asked: float | None = None
+        self.fields: Mapping[str, Any] = {}
         self.error: str | None = None
         self.aged_by: dict[str, int] = {}
 
@@ -136,6 +137,7 @@ class Player:
                 concurrent=len(stage.sends),
                 abandon=send.abandon,
                 feature=send.feature,
+                fields=dict(answer.fields),
                 shared_counters=shared,
                 aged_by=answer.aged_by,
                 sequence=sequence + i,
@@ -191,6 +193,7 @@ class Player:
                 answer.aged_by = self._grow_old(send)
                 answer.started = clock.now()
             ask = self._ask(send, salts, counted=True)
+            answer.fields = ask.fields
         except HandoffError as failure:
             answer.error = str(failure)
             return answer, {}
@@ -310,6 +313,7 @@ class Player:
             gate.arrived(send.part)
 
         ask = self._ask(send, salts, counted=False)
+        answer.fields = ask.fields
         try:
             # P answers all requests before D, which is held, is released.
             if stage.hold == "answering" and ask.hand_off:

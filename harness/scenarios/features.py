@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import SentTo
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Feature, Features, stop_at
+from harness.profiles.scenarios import Feature, Features, Parameter, temperature_of, tokens_asked
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 
@@ -18,7 +18,7 @@ _LONG_ENOUGH = 4
 
 class FeaturesKind(Kind[Features]):
     def stages(self, config: Features, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
-        return [_of(config, prompts[p]) for p in config.prompts]
+        return [[_of(config, feature, prompts[p]) for feature in config.features] for p in config.prompts]
 
     def impossible(self, config: Features, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
         short = [p for p in config.prompts if len(prompts[p].expected or ()) < _LONG_ENOUGH]
@@ -43,16 +43,22 @@ class FeaturesKind(Kind[Features]):
                 yield Gap(o, "expected the log-probs of the prompt that were asked for, found none in any answer")
 
 
-def _of(config: Features, prompt: Prompt) -> list[Stage]:
-    answered = len(prompt.expected or ())
+def send_with(feature: Feature | Parameter, prompt: Prompt, part: str = "", group: str = "") -> Send:
+    """Return a request with a parameter; ``part`` and ``group`` are named after it if no others are given."""
+    asked = tokens_asked(feature, len(prompt.expected or ()))
     # With log-probs of the prompt D computes all of it, whatever P has.
-    routes: dict[Feature, SentTo] = {"prompt-logprobs": "local"}
-    stages = []
-    for feature in config.features:
-        last = stop_at(feature, answered)
-        # A request that a token should stop and does not has the tokens of one that it does, and another finish reason.
-        # Behind a string, tokens are drafted, which must not show.
-        limit = config.max_tokens if last is None or feature == "stop-string" else last + 1
-        send = Send(prompt, feature, feature, routes.get(feature, "cell"), max_tokens=limit, feature=feature)
-        stages.append(Stage((send,)))
-    return stages
+    route: SentTo = "local" if feature in ("prompt-logprobs", "echo") else "cell"
+    return Send(
+        prompt,
+        part or feature,
+        group or feature,
+        route,
+        max_tokens=asked,
+        temperature=temperature_of(feature),
+        feature=feature,
+    )
+
+
+def _of(config: Features, feature: Feature, prompt: Prompt) -> Stage:
+    send = send_with(feature, prompt)
+    return Stage((send._replace(max_tokens=send.max_tokens or config.max_tokens),))

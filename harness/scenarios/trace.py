@@ -10,6 +10,8 @@ from harness.profiles.model import Profile
 from harness.profiles.scenarios import Trace, TraceRequest
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+from harness.scenarios.features import send_with
+from harness.scenarios.parameters import LONG_ENOUGH, gaps_of
 from harness.scenarios.possible import demand, pool_of
 from harness.scenarios.proving import stage_counters
 
@@ -33,6 +35,13 @@ class TraceKind(Kind[Trace]):
             wanted = demand([request.prompt], profile, prompts, request.max_tokens or config.max_tokens)
             if pool is not None and wanted > pool - 1:
                 return pool_of(f"at least {wanted + 1} blocks, which {request.prompt} and its answer need", pool)
+        for request in config.requests:
+            known = len(prompts[request.prompt].expected or ())
+            if request.feature is not None and known < LONG_ENOUGH:
+                return (
+                    f"expected a known answer of at least {LONG_ENOUGH} tokens to {request.prompt}, which is asked "
+                    f"with {request.feature}, found {known}; name a copy prompt that is longer"
+                )
         if "abandoned" in config.proves and not any(r.abandon and r.abandon.after_steps for r in config.requests):
             return (
                 "expected a request with abandon.after_steps, which `proves: [abandoned]` is about, found "
@@ -48,11 +57,18 @@ class TraceKind(Kind[Trace]):
             yield Gap(first, "expected a request to be given up after tokens were generated for it, found none")
         if "preempted" in config.proves and not _grown(observations, "preemptions"):
             yield Gap(first, "expected at least one preemption, found none: the requests did not outgrow the KV pool")
+        for o in observations:
+            yield from gaps_of(seen, o)
         if "cached" in config.proves and not _grown(observations, "prefix_hits"):
             yield Gap(first, "expected a hit in a prefix cache, found none")
 
 
 def _of_trace(request: TraceRequest, part: str, prompts: Mapping[str, Prompt], limit: int | None) -> Send:
+    if request.feature is not None:
+        group = f"cache {request.cache}" if request.cache else part
+        asked = send_with(request.feature, prompts[request.prompt], part, group)
+        route = asked.route if request.to == "cell" else request.to
+        return asked._replace(route=route, max_tokens=asked.max_tokens or limit, after_s=request.delay_s)
     return Send(
         prompts[request.prompt],
         part,

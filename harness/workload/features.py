@@ -1,14 +1,17 @@
-"""Request parameters that must not change an answer, as fields of a request's body."""
+"""Request parameters as fields of a request's body: those that must not change an answer, and the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
-from harness.profiles.scenarios import Feature, stop_at
+from harness.profiles.scenarios import Feature, Parameter, stop_at
+from harness.workload.parameters import complete_at, parameter_fields
 
 
-def feature_fields(feature: Feature, known: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def feature_fields(
+    feature: Feature | Parameter, known: Sequence[int], text_of: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
     """Return the fields that ask for a feature.
 
     ``known`` are the tokens of the right answer, the last of which ends it; ``text_of`` gives the text of tokens as the
@@ -26,7 +29,7 @@ def feature_fields(feature: Feature, known: Sequence[int], text_of: Callable[[Se
         case "prompt-logprobs":
             return {"prompt_logprobs": 0}
         case _:
-            assert_never(feature)
+            return parameter_fields(feature, known, text_of)
 
 
 def _stop_strings(known: Sequence[int], last: int, text_of: Callable[[Sequence[int]], str]) -> list[str]:
@@ -36,17 +39,9 @@ def _stop_strings(known: Sequence[int], last: int, text_of: Callable[[Sequence[i
     Both may be accepted in one step. An engine that goes by the list instead of the text stops at the wrong one (vllm
     #49391).
     """
-    return [_complete_at(known, last + 1, 1, text_of), _complete_at(known, last, 2, text_of)]
-
-
-def _complete_at(known: Sequence[int], at: int, least: int, text_of: Callable[[Sequence[int]], str]) -> str:
-    """Return the text of the fewest tokens, at least ``least``, that end with the one at ``at`` and stand nowhere
-    before."""
-    head = text_of(known[: at + 1])
-    tails = (text_of(known[at + 1 - n : at + 1]).strip() for n in range(least, at + 2))
-    return next((t for t in tails if head.find(t) == len(head) - len(t)), head)
+    return [complete_at(known, last + 1, 1, text_of), complete_at(known, last, 2, text_of)]
 
 
 def for_prefill(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields for P, which gives one token."""
-    return {name: value for name, value in fields.items() if name != "min_tokens"}
+    """Return the fields for P, which gives one token of one answer."""
+    return {name: value for name, value in fields.items() if name not in ("min_tokens", "n")}

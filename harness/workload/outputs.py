@@ -20,7 +20,9 @@ class Outputs:
     def add(self, o: Observation) -> None:
         """Add an output that is to be re-scored; ignore all other observations."""
         leg = o.final
-        if o.error or leg is None or not leg.output_ids or o.form != "ids" or o.scenario == RESCORE:
+        if o.error or leg is None or not leg.output_ids or o.form != "ids":
+            return
+        if o.scenario == RESCORE or o.answered_otherwise:
             return
         if o.scenario == COLD or o.temperature > 0 or self._normal:
             mine = self._known.setdefault(CellName.of(o.cell).variant, {})

@@ -231,6 +231,7 @@ def planned_request(o: Observation) -> PlannedRequest:
         temperature=o.temperature,
         concurrent=o.concurrent,
         abandon=o.abandon,
+        feature=o.feature,
         legs=tuple(leg.role for leg in o.legs),
     )
 

@@ -276,6 +276,10 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     ]
     hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
     made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
+    for _, leg in counted.answers:
+        made += [len(s.output_ids or ()) for s in leg.siblings]
+    # Each answer of a request that asks for several is one of its own to the engine.
+    asked += [len(o.sent_ids) for o, leg in counted.answers for _ in leg.siblings]
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": sum(asked),
@@ -289,7 +293,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     if handed:
         return expected
     if cell.settings.by_nixl:
-        most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg)]
+        most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg) for _ in range(o.answers)]
         least, each = len(most) - cell.prefix_cache.most_all_cached(most, counted.grown), cell.hand_off.transfers_each
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
     specs = [leg.speculation for _, leg in counted.answers]

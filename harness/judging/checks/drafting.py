@@ -33,6 +33,7 @@ from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigure
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.observed import acceptance
 from harness.observed.cell import Answer
+from harness.profiles.scenarios import SAMPLED
 from harness.util.text import counted
 
 _SHOWN = 12
@@ -58,7 +59,8 @@ def drafts_happened(cell: CellView) -> CheckResult:
         if spec is None:
             if request_counts(leg, cell.record.draft_tokens) is not None:
                 from_counters += 1
-                findings += [] if leg.ended_by_text else _omitted(cell, name, o)
+                # vLLM tells none of a request with several answers, which it cannot say them of.
+                findings += [] if leg.ended_by_text or leg.siblings else _omitted(cell, name, o)
                 continue
             problem = (
                 "expected per-request acceptance metrics in the response, or growth of the engine's draft counters "
@@ -188,33 +190,34 @@ def _rounded(rates: Rates) -> tuple[float, ...]:
 
 
 def has_single(cell: CellView) -> bool:
-    """Return whether a P/D cell has the single engine of its method, cold or for requests with a grammar, whose drafts
-    no baseline has."""
-    return cell.has_twin and (cell.cold or _has_grammar(cell))
+    """Return whether a P/D cell has the single engine of its method, cold or for requests with a grammar or another
+    parameter, whose drafts no baseline has."""
+    return cell.has_twin and (cell.cold or any(map(_drafted_otherwise, cell.answered().values())))
 
 
-def _has_grammar(cell: CellView) -> bool:
-    return any(o.drafts_filtered for o in cell.answered().values())
+def _drafted_otherwise(o: Observation) -> bool:
+    """Return whether no baseline has the drafts of a request, but the single engine with the same parameter."""
+    return o.drafts_filtered or (o.answered_otherwise and o.feature not in SAMPLED)
 
 
 def acceptance_single(cell: CellView) -> CheckResult:
     """Check that P/D accepts, step for step, as many drafts as the single engine of the same method in this run."""
     single = cell.sibling("single")
-    if not cell.cold and _has_grammar(cell):
-        return _with_a_grammar(cell, single.answers() if single else {})
+    if not cell.cold and any(map(_drafted_otherwise, cell.answered().values())):
+        return _with_a_parameter(cell, single.answers() if single else {})
     references = single.steps() if single else {}
     totals = single.counts.by_key if single else {}
     against = f"{cell.name.single} of this run"
     return _judge(cell, "acceptance-single", references, against, reference_totals=totals)
 
 
-def _with_a_grammar(cell: CellView, twins: Mapping[str, Answer]) -> CheckResult:
-    """Compare the answers with a grammar, which leaves the same drafts to both."""
+def _with_a_parameter(cell: CellView, twins: Mapping[str, Answer]) -> CheckResult:
+    """Compare the answers with a parameter, which leaves the same drafts to both."""
     name = "acceptance-single"
     findings: list[Finding] = []
     judged = 0
     for key, (o, leg, _) in cell.answers().items():
-        if not o.drafts_filtered:
+        if not _drafted_otherwise(o) or leg.ended_by_text:
             continue
         twin = twins.get(key)
         ours, theirs = (_accepted(one) for one in (leg, twin.leg if twin is not None else None))
@@ -226,11 +229,15 @@ def _with_a_grammar(cell: CellView, twins: Mapping[str, Answer]) -> CheckResult:
             more = ours is not None and sum(ours) > sum(theirs)
             verdict, damage = _attribute(cell, name, more, together=False)
             message = (
-                f"expected the accepted drafts of {cell.name.single} of this run with the same grammar, "
+                f"expected the accepted drafts of {cell.name.single} of this run with the same {_named(o)}, "
                 f"{list(theirs[:_SHOWN])}, found {'none' if ours is None else list(ours[:_SHOWN])}"
             )
             findings.append(cell.finding(name, verdict, damage, message, o))
     return conclude(name, cell.id, judged, findings)
+
+
+def _named(o: Observation) -> str:
+    return "grammar" if o.drafts_filtered else "parameter"
 
 
 def _accepted(leg: Leg | None) -> tuple[int, ...] | None:
@@ -276,7 +283,7 @@ def _judge(
     paddings = _paddings_of_hand_offs(cell)
     alone: bool | None = None
     for key, (o, leg, output) in cell.answers().items():
-        if len(output) < 2 or o.drafts_filtered:
+        if len(output) < 2 or o.drafts_filtered or o.answered_otherwise:
             continue
         steps = real_steps(leg)
         reference = references.get(key, references.get(o.prompt_id))

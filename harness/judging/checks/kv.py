@@ -63,6 +63,11 @@ def _is_answered(o: Observation) -> bool:
     return o.error is None and not o.cut_short and o.final is not None
 
 
+def _is_noted(o: Observation) -> bool:
+    """Return whether notes name the request: not where it asked for several answers, which have other names."""
+    return _is_answered(o) and o.answers == 1
+
+
 def _references(cell: CellView) -> dict[bool, str]:
     """Return the cells whose answers show the KV of the target (False), and of the drafter (True). In the normal tier,
     nothing shows how far rounding moves a drafter's."""
@@ -113,7 +118,7 @@ def kv_handed_over(cell: CellView) -> CheckResult:
     findings = list(_unseen(cell, HANDED_OVER))
     judged, compared = 0, _Compared()
     for o in cell.all_observations():
-        for of in _hand_offs(cell, o):
+        for of in _hand_offs(cell, o) if o.answers == 1 else ():
             receiver = "P" if of.whose == "D" else "D"
             if of.sender is None or of.receiver is None:
                 side, when = (of.whose, "had") if of.sender is None else (receiver, "received")
@@ -163,7 +168,7 @@ def kv_computed(cell: CellView) -> CheckResult:
     findings = list(_unseen(cell, COMPUTED))
     judged, compared = 0, _Compared()
     for o in cell.all_observations():
-        if not _is_answered(o) or o.final is None:
+        if not _is_noted(o) or o.final is None:
             continue
         before = compared
         answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())
@@ -231,7 +236,7 @@ def kv_kept(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
             moments = held.found(o, role)
-            if not moments and hits_of(o.leg(role)):
+            if not moments and o.answers == 1 and hits_of(o.leg(role)):
                 words = f"expected a note of what the {role} engine found in its prefix cache, found none"
                 findings.append(cell.untested(KEPT, words, o))
             for noted in moments:

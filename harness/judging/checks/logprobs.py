@@ -20,6 +20,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.rounding import allowed, bounds
+from harness.profiles.scenarios import SAMPLED
 
 _RECORDED_NATS = 5e-4
 """Half of the last digit of the gaps in a baseline."""
@@ -35,7 +36,7 @@ def reference_of(cell: CellView) -> CellView | None:
     if cell.is_plain:
         return None if cell.cold else replace(cell, scenario=COLD)
     for name in (cell.name.single, cell.name.reference):
-        record = cell.history.cell(name)
+        record = cell.history.cell(name) if name != cell.id else None
         if record is not None and (record.planned or record.scenarios):
             return replace(cell, record=record)
     return None
@@ -46,7 +47,7 @@ def has_reference(cell: CellView) -> bool:
     single = reference_of(cell)
     if cell.is_plain:
         return single is not None and not single.answers().keys().isdisjoint(
-            o.prompt_id for o in cell.observations().values()
+            o.prompt_id for o in cell.observations().values() if not o.answered_otherwise
         )
     return single is not None and cell.asked_alike(single.id)
 
@@ -69,6 +70,9 @@ def logprobs_single(cell: CellView) -> CheckResult:
         # The same ids give the same log-probs, in whichever form they were sent.
         same = {**single.answers("ids"), **single.answers(form)}
         for key, (o, ours, _) in cell.answers(form).items():
+            if o.answered_otherwise and (by_prompt or (cell.speculative and o.feature in SAMPLED)):
+                # No cold answer is to be the same, nor one that was drawn beside drafts.
+                continue
             other = cold.get(o.prompt_id) if by_prompt else same.get(key)
             if cell.is_plain and o.drafts_filtered:
                 # A grammar moves the log-probs of what it admits.
@@ -78,7 +82,8 @@ def logprobs_single(cell: CellView) -> CheckResult:
                 continue
             judged += 1
             against = f"{single.id} of this run"
-            if other is None or not (_complete(ours) and _complete(other.leg)):
+            gaps = o.top_logprobs is None or o.top_logprobs > 1
+            if other is None or not (_complete(ours, gaps) and _complete(other.leg, gaps)):
                 message = (
                     f"expected log-probs of each token of the answer and of that of {against} to compare with, found "
                     "some missing"
@@ -87,10 +92,32 @@ def logprobs_single(cell: CellView) -> CheckResult:
                 continue
             bound = allowed(cell, o, other.o)
             moved = _moved(ours, other.output, other.leg.chosen_logprobs, other.leg.top_gaps, bound)
+            verdict = decide(Facts(change="differ", against="this run"))[0]
             if moved is not None:
-                verdict = decide(Facts(change="differ", against="this run"))[0]
                 findings.append(cell.finding(name, verdict, cell.wrong_output, _describe(moved, against), o, moved))
+            elif words := _other_tables(ours, other.leg, bound):
+                message = f"expected the log-probs of {against}, found {words}"
+                findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
+
+
+def _other_tables(ours: Leg, theirs: Leg, bound: float) -> str:
+    """Return where the likeliest tokens of two answers with the same tokens, or their log-probs, are other ones; ""
+    where they are the same.
+
+    The last ones of a table may change places with those that just are not in it.
+    """
+    for at, (mine, wanted) in enumerate(zip(ours.top_logprobs or (), theirs.top_logprobs or (), strict=False)):
+        least = max(min(mine.values(), default=0.0), min(wanted.values(), default=0.0))
+        for token in mine.keys() | wanted.keys():
+            said, right = mine.get(token), wanted.get(token)
+            if said is None or right is None:
+                lost = (said if said is not None else right) or 0.0
+                if lost > least + bound:
+                    return f"token {token} at output token {at} in one of the tables of likeliest tokens alone"
+            elif abs(said - right) > bound:
+                return f"{said:.4f} instead of {right:.4f} for token {token} at output token {at}"
+    return ""
 
 
 def has_prompt_logprobs(cell: CellView) -> bool:
@@ -163,7 +190,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
     judged = smallest = by_distance = 0
     for o, leg, _ in cell.answers().values():
         row = rows.get(o.prompt_id)
-        if o.drafts_filtered:
+        if o.drafts_filtered or o.answered_otherwise:
             # The grammar moves the distance to tokens that it does not admit.
             continue
         if row is None or row.min_top_gap is None:
@@ -209,10 +236,12 @@ def _changed(
     return cell.finding(name, verdict, damage, message, o, moved)
 
 
-def _complete(leg: Leg) -> bool:
-    """Return whether an answer has both figures for each of its tokens: what is missing would count as equal."""
+def _complete(leg: Leg, gaps: bool = True) -> bool:
+    """Return whether an answer has both figures, or without ``gaps`` its log-probs, for each of its tokens: what is
+    missing would count as equal."""
     tokens = len(leg.output_ids or ())
-    return all(v is not None and len(v) == tokens and None not in v for v in (leg.chosen_logprobs, leg.top_gaps))
+    figures = (leg.chosen_logprobs, leg.top_gaps) if gaps else (leg.chosen_logprobs,)
+    return all(v is not None and len(v) == tokens and None not in v for v in figures)
 
 
 def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:

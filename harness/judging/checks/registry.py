@@ -66,8 +66,8 @@ _COMMON: tuple[Check, ...] = (
     Check("transfer", lambda _: True, transfer.transfer),
     Check(kv.HANDED_OVER, lambda c: c.handed_off and kv.watched(c), kv.kv_handed_over),
     Check(kv.KEPT, kv.has_hits, kv.kv_kept),
-    Check("prefill-token", tokens.has_prefill, tokens.prefill_token),
-    Check("finish-reason", responses.has_plain_answers, responses.finish_reason),
+    Check("prefill-token", lambda c: c.comparable and tokens.has_prefill(c), tokens.prefill_token),
+    Check("finish-reason", lambda c: c.comparable and responses.has_plain_answers(c), responses.finish_reason),
     Check(texts.NAME, texts.applies, texts.texts),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
@@ -76,16 +76,16 @@ CHECKS: tuple[Check, ...] = (
     *_COMMON,
     Check("text-form", lambda c: bool(c.observations("text")), responses.text_form),
     Check("tokens-reference", lambda c: not c.is_plain and c.asked(c.name.reference), tokens.tokens_reference),
-    Check("tokens-baseline", lambda _: True, tokens.tokens_baseline),
-    Check("tokens-single", lambda c: c.has_twin, tokens.tokens_single),
-    Check("logprobs-single", logprobs.has_reference, logprobs.logprobs_single),
-    Check("logprobs-baseline", records_log_probs, logprobs.logprobs_baseline),
+    Check("tokens-baseline", lambda c: c.has_recorded, tokens.tokens_baseline),
+    Check("tokens-single", lambda c: c.comparable and c.has_twin, tokens.tokens_single),
+    Check("logprobs-single", lambda c: c.comparable and logprobs.has_reference(c), logprobs.logprobs_single),
+    Check("logprobs-baseline", lambda c: c.has_recorded and records_log_probs(c), logprobs.logprobs_baseline),
     Check("prompt-logprobs", logprobs.has_prompt_logprobs, logprobs.prompt_logprobs),
     Check(kv.COMPUTED, kv.has_reference, kv.kv_computed),
     Check("rescored", rescored.applies, rescored.rescored),
     _DRAFTS,
     Check("acceptance-single", drafting.has_single, drafting.acceptance_single),
-    Check("acceptance-baseline", lambda c: c.speculative, drafting.acceptance_baseline),
+    Check("acceptance-baseline", lambda c: c.speculative and c.has_recorded, drafting.acceptance_baseline),
 )
 """The checks of the bitwise tier."""
 NORMAL_CHECKS: tuple[Check, ...] = (

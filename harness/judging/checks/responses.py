@@ -16,6 +16,8 @@ from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, St
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.rounding import allowed
 from harness.observed.cell import Answer
+from harness.profiles.scenarios import REFUSED_BESIDE_DRAFTS, SAMPLED
+from harness.util.text import counted
 
 ROUNDED = 1e-5
 """By how much log-probs and probabilities may exceed their limits: records have six decimals, engines 24 bits."""
@@ -29,10 +31,11 @@ def complete(cell: CellView) -> CheckResult:
     """Check that every planned request was sent as planned, and answered exactly once without an error."""
     name = "complete"
     observations = cell.all_observations()
+    refused = sum(_may_refuse(cell, o) for o in observations)
     findings = [
         cell.finding(name, Verdict.UNKNOWN, "infrastructure", f"the exchange broke: {o.error}", o)
         for o in observations
-        if o.error is not None
+        if o.error is not None and not _may_refuse(cell, o)
     ]
     rows = rows_of(cell.history.run, cell.record)
     missing = cell.planned - len(observations)
@@ -55,7 +58,13 @@ def complete(cell: CellView) -> CheckResult:
         )
         incomplete = IncompleteCell(reason=cell.record.reason or "")
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
-    return conclude(name, cell.id, len(observations), findings)
+    words = f"{counted(refused, 'request')} refused by the engine, which does not take them with a drafter"
+    return conclude(name, cell.id, len(observations), findings, note=words if refused else "")
+
+
+def _may_refuse(cell: CellView, o: Observation) -> bool:
+    """Return whether an engine refused what it says it does not do, and nothing else is wrong."""
+    return o.refused and cell.speculative and o.feature in REFUSED_BESIDE_DRAFTS
 
 
 def _incomplete(cell: CellView) -> str:
@@ -166,8 +175,10 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
     produced = len(leg.output_ids)
     if produced == 0:
         yield "expected at least one output token, found none"
-    if leg.usage_completion_tokens != produced:
-        yield f"expected usage to count {produced} output tokens, found {leg.usage_completion_tokens}"
+    total = produced + sum(len(s.output_ids or ()) for s in leg.siblings)
+    if leg.usage_completion_tokens != total:
+        yield f"expected usage to count {total} output tokens, found {leg.usage_completion_tokens}"
+    yield from _not_as_asked(o, leg, leg.output_ids)
     if leg.echoed_ids is not None and leg.usage_prompt_tokens != len(leg.echoed_ids):
         yield f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}"
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
@@ -182,6 +193,37 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
     asked = 1 if own_prefill else o.max_tokens
     if leg.finish_reason == "length" and asked is not None and produced < asked and not cell.fills_context(o, leg):
         yield f"expected finish reason length at {asked} tokens only, found it after {produced}"
+
+
+def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator[str]:
+    """Yield what an answer shows by itself of a parameter that was not honoured."""
+    stops = [t for t in o.fields.get("stop_token_ids", ()) if t in output]
+    own_prefill = leg.role == "prefill" and o.route == "cell"
+    if stops and (output.index(stops[0]) < len(output) - 1 or leg.finish_reason != "stop"):
+        at = output.index(stops[0])
+        yield (
+            f"expected the answer to stop at the token {stops[0]} that was to stop it, output token {at}, found "
+            f"{len(output)} tokens and the reason {leg.finish_reason}"
+        )
+    answers = [output, *(s.output_ids or () for s in leg.siblings)]
+    allowed_ids = o.fields.get("allowed_token_ids")
+    if allowed_ids is not None and (others := [t for ids in answers for t in ids if t not in allowed_ids]):
+        yield f"expected allowed tokens alone, found {counted(len(others), 'other')}, {others[0]} among them"
+    if o.fields.get("ignore_eos") and leg.finish_reason == "stop":
+        yield "expected the answer to go on behind the end token, found that it ended there"
+    texts = [text for text in (leg.own_text, *(s.text for s in leg.siblings)) if text is not None]
+    if bad := [word for word in o.fields.get("bad_words", ()) if any(word in text for text in texts)]:
+        yield f"expected the answer without the bad word {bad[0]!r}, found it"
+    wanted = 1 if own_prefill else o.fields.get("n", 1)
+    if len(answers) != wanted:
+        yield f"expected {counted(wanted, 'answer')} to the request, found {len(answers)}"
+    most = o.top_logprobs
+    tables = leg.top_logprobs or ({},)
+    if most is not None and most > _USUAL_TOPS and any(len(t) not in (most, most + 1) for t in tables):
+        yield f"expected log-probs of the {most} likeliest tokens at each output token, found another number"
+
+
+_USUAL_TOPS = 2
 
 
 def _impossible_logprobs(leg: Leg) -> Iterator[str]:
@@ -243,7 +285,9 @@ def finish_reason(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = 0
     for key, (o, ours, output) in cell.answers().items():
-        other = plain.get(key) or cold.get(o.prompt_id)
+        other = plain.get(key) or (None if o.answered_otherwise else cold.get(o.prompt_id))
+        if cell.speculative and o.feature in SAMPLED:
+            continue
         theirs = other.final if other is not None else None
         if other is None or theirs is None:
             if cell.asked(cell.name.reference):

@@ -42,7 +42,7 @@ def texts(cell: CellView) -> CheckResult:
             engine = OfEngine(role=leg.role)
             findings += [
                 cell.finding(NAME, Verdict.REGRESSION, "text", f"{leg.role} engine: {words}", o, engine)
-                for words in _problems(leg, _twin(leg, plain.get(o.key)), asked=o.feature == "stop-string")
+                for words in _problems(o, leg, _twin(leg, plain.get(o.key)))
             ]
     note = f"{counted(unclear, 'text')} with bytes that are no character were not decoded" if unclear else ""
     return conclude(NAME, cell.id, judged, findings, note=note)
@@ -70,8 +70,9 @@ def _twin(leg: Leg, plain: Observation | None) -> Leg | None:
     return other if same else None
 
 
-def _problems(leg: Leg, twin: Leg | None, asked: bool) -> Iterator[str]:
-    """Yield how an answer's text is not that of its tokens; ``asked`` is whether it was to end at a string."""
+def _problems(o: Observation, leg: Leg, twin: Leg | None) -> Iterator[str]:
+    """Yield how an answer's text is not that of its tokens."""
+    asked = o.feature in ("stop-string", "include-stop")
     text, own, stop = leg.text or "", leg.own_text or "", leg.stop_reason
     if twin is not None and twin.own_text is not None and (twin.own_text, twin.stop_reason) != (own, stop):
         yield "expected the tokens to have the text that they have on the plain engine, found another one"
@@ -84,7 +85,8 @@ def _problems(leg: Leg, twin: Leg | None, asked: bool) -> Iterator[str]:
             yield f"expected no stop string of a request without one, found {stop!r}"
         if stop not in own:
             yield f"expected the stop string {stop!r} in the text of the tokens, found none"
-        own = own.partition(stop)[0]
+        before, string, _ = own.partition(stop)
+        own = before + string if o.fields.get("include_stop_str_in_output") else before
     wanted, found = own.rstrip(_NO_CHARACTER), text.rstrip(_NO_CHARACTER)
     if found != wanted and not _is_unclear(leg.own_text or ""):
         at = common_prefix(found, wanted)

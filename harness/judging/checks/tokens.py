@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.history.records import Leg, Observation
+from harness.history.records import Leg, Observation, Sibling
 from harness.history.token_ids import Divergence, compare
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
@@ -14,7 +15,7 @@ from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.near_ties import near_tie_nats, parting, rounding_nats
 from harness.judging.rounding import allowed
 from harness.observed.cell import Answer
-from harness.profiles.scenarios import stop_at
+from harness.profiles.scenarios import SAMPLED, stop_at
 
 Ids = tuple[int, ...]
 
@@ -74,36 +75,74 @@ def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: I
     """Return what is wrong with other tokens: not the KV where only the end is off of an answer that was to be
     stopped."""
     only_the_end = at.position == min(len(ours), len(wanted))
-    return "sampler" if only_the_end and stop_at(o.feature, len(wanted)) is not None else cell.wrong_output
+    ends = o.answered_otherwise or stop_at(o.feature, len(wanted)) is not None
+    return "sampler" if only_the_end and ends else cell.wrong_output
 
 
 def tokens_reference(cell: CellView) -> CheckResult:
     """Check that tokens equal those of the no-speculation single engine in the same run and scenario."""
     name, other = "tokens-reference", cell.name.reference
-    rows = cell.rows(cell.name.plain)
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []
     for _, answer, leg, wanted in _beside(cell, name, other, findings):
+        if cell.speculative and answer.o.feature in SAMPLED:
+            # The engine draws other numbers than one without a drafter does.
+            continue
         judged += 1
-        at = parting(cell, answer.o, wanted, leg, rows.get(answer.o.prompt_id))
+        findings += _other_siblings(cell, name, answer, leg, other)
+        at = parting(cell, answer.o, wanted, leg, cell.recorded(cell.name.plain, answer.o))
         if at is not None and at.near_tie:
             ties.append(leg)
         elif at is not None:
             findings.append(_parted(cell, name, answer, other, wanted, at))
-    return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
+    again, repeated = _not_repeated(cell, name)
+    return conclude(name, cell.id, judged + repeated, [*findings, *again], note=_tie_note(ties))
+
+
+def _other_siblings(cell: CellView, name: str, answer: Answer, plain: Leg, other: str) -> Iterator[Finding]:
+    """Yield a finding for each further answer to a request that is not the plain engine's."""
+    for number, (ours, theirs) in enumerate(
+        itertools.zip_longest(answer.leg.siblings, plain.siblings, fillvalue=Sibling()), 1
+    ):
+        apart = [what for what in _OF_SIBLINGS if getattr(ours, what) != getattr(theirs, what)]
+        if apart:
+            message = (
+                f"expected answer {number + 1} to the request to be that of {other} of this run, found another "
+                f"{apart[0]}: {str(getattr(ours, apart[0]))[:80]} instead of {str(getattr(theirs, apart[0]))[:80]}"
+            )
+            verdict, _ = decide(Facts(change="differ", against="this run"))
+            yield cell.finding(name, verdict, cell.wrong_output, message, answer.o, OfEngine(role=answer.leg.role))
+
+
+_OF_SIBLINGS = ("output_ids", "finish_reason", "stop_reason", "text")
+
+
+def _not_repeated(cell: CellView, name: str) -> tuple[list[Finding], int]:
+    """Return a finding for each seeded request that was answered otherwise the second time, and how many were asked
+    twice. It is what vLLM promises of a seed, with speculation, too."""
+    answers = cell.answers()
+    first = {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.feature == "seed"}
+    pairs = [(first.get((a.o.prompt_id, a.o.instance)), a) for a in answers.values() if a.o.feature == "seed-again"]
+    verdict, _ = decide(Facts(change="differ", against="this run"))
+    words = "expected the answer that the same engine gave with the same seed before, found another one"
+    apart = [(before, a) for before, a in pairs if before is None or before.output != a.output]
+    return [cell.finding(name, verdict, "sampler", words, a.o, OfEngine(role=a.leg.role)) for _, a in apart], len(pairs)
 
 
 def tokens_single(cell: CellView) -> CheckResult:
     """Check that P/D says what the single engine of the same method says in the same scenario, or the plain one, which
     is right. Where an expected failure excuses what both say, this still holds them together."""
     name, other = "tokens-single", cell.name.single
-    plain, rows = cell.history.of(cell.name.reference, scenario=cell.scenario), cell.rows(cell.name.plain)
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
     findings: list[Finding] = []
     judged = 0
     for key, answer, leg, wanted in _beside(cell, name, other, findings):
+        if answer.o.feature in SAMPLED:
+            # D draws for its padded step, too.
+            continue
         judged += 1
-        right, row = _final(plain.get(key)), rows.get(answer.o.prompt_id)
+        right, row = _final(plain.get(key)), cell.recorded(cell.name.plain, answer.o)
         if answer.output in (
             right.output_ids if right else None,
             row.output_ids[: answer.o.most_tokens] if row else None,
@@ -125,13 +164,15 @@ def prefill_token(cell: CellView) -> CheckResult:
     name = "prefill-token"
     bitwise = cell.judging.tier == "bitwise"
     plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
-    rows = cell.rows(cell.name.plain) if bitwise else {}
     findings: list[Finding] = []
     judged = 0
     for key, (o, leg, output) in cell.answers().items():
-        prefill, row = o.leg("prefill"), rows.get(o.prompt_id)
+        prefill, row = o.leg("prefill"), cell.recorded(cell.name.plain, o) if bitwise else None
         said, reference = (prefill.output_ids if prefill is not None else None), _final(plain.get(key))
         if o.route != "cell" or prefill is None or not said or not output:
+            continue
+        if cell.speculative and o.feature in SAMPLED:
+            # Drawn by P with other random numbers than by D, which draws for a padded step.
             continue
         judged += 1
         references = (reference.output_ids if reference else None, row.output_ids if row else None, output)
@@ -200,6 +241,8 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     judged = 0
     ties: list[Leg | None] = []
     for o, _, output in cell.answers().values():
+        if o.answered_otherwise:
+            continue
         row = rows.get(o.prompt_id)
         if row is None:
             findings.append(cell.no_baseline(name, "expected an answer to this prompt in the reference, found none", o))

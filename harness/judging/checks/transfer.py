@@ -159,7 +159,8 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         if o.scenario != cell.scenario:
             continue
         moved = decode.counters["nixl_bytes"]
-        whole = _handed(cell, o)
+        # Each answer of several reads the prompt's KV for itself.
+        whole = _handed(cell, o) * o.answers
         if decode.counters.get("prefix_hits") and len(cell.record.windows) > 1:
             # Of layers with a window D has other blocks cached than of the others, and nothing says how many.
             continue

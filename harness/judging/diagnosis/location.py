@@ -39,13 +39,13 @@ def request_of(cell: CellView, o: Observation) -> Request | None:
     if leg is None or leg.output_ids is None:
         return None
     tokens = _reference_tokens(cell, o)
-    row = cell.rows(cell.lineup).get(o.prompt_id)
+    row = cell.recorded(cell.lineup, o)
     return Request(o, leg, tokens, row.accepted if row else ())
 
 
 def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
     """Return the plain engine's tokens from the baseline, or else from this run; empty if neither has the prompt."""
-    row = cell.rows(cell.name.plain).get(o.prompt_id)
+    row = cell.recorded(cell.name.plain, o)
     if row is not None:
         return row.output_ids[: o.most_tokens]
     if cell.is_plain:

@@ -50,6 +50,8 @@ class SelfTester:
         self._outcomes: list[MutantOutcome] = []
         self._controls: list[Control] = []
         self._starts = 0
+        self._plain: EngineGroupSession | None = None
+        """The plain engine that is asked beside those with mutants."""
 
     def run(self, setups: Sequence[Setup]) -> SelfTest:
         """Run all setups. KeyboardInterrupt ends the engines and returns the outcomes so far, marked as interrupted."""
@@ -74,7 +76,21 @@ class SelfTester:
         )
 
     def _setup(self, setup: Setup) -> None:
-        """Start the engines, run the control and the trials; restart engines that a mutant killed."""
+        """Start the engines, and the plain one beside them where it is needed; run the control and the trials, and
+        restart engines that a mutant killed."""
+        if setup.plain is None:
+            self._tried(setup, None)
+            return
+        folder = self._folder / f"{setup.id}-plain" / "logs"
+        self._starts += setup.plain.engines
+        session = EngineGroupSession(
+            setup.plain, setup.profile, self._environment, folder, progress=self._reporter.line
+        )
+        with session:
+            self._tried(setup, session)
+
+    def _tried(self, setup: Setup, plain: EngineGroupSession | None) -> None:
+        self._plain = plain
         left = list(setup.trials)
         controlled = not setup.controlled
         attempt = 0
@@ -130,11 +146,13 @@ class SelfTester:
 
     def _recorder(self, works: Sequence[CellWork], setup: Setup, folder: Path, mutants: Sequence[str]) -> Recorder:
         p = self._prepared
+        beside = setup.plain_works(works)
+        groups = {c.id: setup.group.id for c in setup.group.cells}
         return Recorder(
             setup.profile,
             p.source,
-            works,
-            {c.id: setup.group.id for c in setup.group.cells},
+            [*works, *beside],
+            groups | {w.cell.id: setup.plain.id for w in beside if setup.plain is not None},
             p.sets,
             self._environment,
             folder,
@@ -148,7 +166,7 @@ class SelfTester:
         session.switch()
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
-        summary, died = self._perform(session, setup.control, self._recorder(setup.control, setup, folder, ()))
+        summary, died = self._perform(setup, session, setup.control, self._recorder(setup.control, setup, folder, ()))
         if died is not None:
             raise died
         self._controls.append(
@@ -164,12 +182,14 @@ class SelfTester:
         self._reporter.line(f"control {setup.id}: {summary.verdict}")
 
     def _perform(
-        self, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
+        self, setup: Setup, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
     ) -> tuple[RunSummary, InfrastructureError | None]:
         """Send the requests, then judge and report. A failure of the engines leaves cells incomplete, and is returned
         with the summary."""
         died: InfrastructureError | None = None
         try:
+            if self._plain is not None and (beside := setup.plain_works(works)):
+                record_cells(self._plain, beside, recorder, self._reporter)
             record_cells(session, works, recorder, self._reporter)
         except InfrastructureError as error:
             died = error
@@ -182,10 +202,10 @@ class SelfTester:
         begun = time.monotonic()
         session.switch(trial.mutant)
         try:
-            summary, died = self._perform(session, works, recorder)
+            summary, died = self._perform(setup, session, works, recorder)
         finally:
             session.switch()
-        judgement = summary.judgement
+        judgement = _of_group(summary.judgement, setup)
         fired = _fired(trial, setup, engines)
         kill, reason = classify_kill(trial, judgement, fired, setup.group.method.lookahead)
         caught = first_caught(judgement, summary.history)
@@ -253,6 +273,12 @@ class SelfTester:
                     f"expected {cell.id} to answer {prompt.id} correctly after the fault was switched off, found "
                     "different tokens; the engines are restarted"
                 )
+
+
+def _of_group(judgement: Judgement, setup: Setup) -> Judgement:
+    """Return the judgement without the plain engine's cells, which say nothing of the mutant."""
+    mine = {c.id for c in setup.group.cells}
+    return judgement.model_copy(update={"cells": tuple(c for c in judgement.cells if c.cell in mine)})
 
 
 def _fired(trial: Trial, setup: Setup, engines: Path) -> bool | None:

@@ -26,6 +26,16 @@ class Setup(NamedTuple):
     trials: tuple[Trial, ...]
     control: tuple[CellWork, ...]
     """Everything that any of the trials sends; sent first with all mutants disabled."""
+    plain: EngineGroup | None = None
+    """The plain engine, for trials in scenarios whose answers it alone knows; it gets no mutant."""
+
+    def plain_works(self, works: Sequence[CellWork]) -> list[CellWork]:
+        """Return what the plain engine is asked beside such requests."""
+        if self.plain is None:
+            return []
+        by_plain = {s.id for s in self.profile.scenarios if s.kind == BY_PLAIN}
+        played = {(s.scenario, s.instance): s for w in works for s in w.scripts if s.scenario in by_plain}
+        return [CellWork(cell, (), tuple(played.values())) for cell in self.plain.cells]
 
     @property
     def controlled(self) -> bool:
@@ -35,8 +45,12 @@ class Setup(NamedTuple):
     @property
     def id(self) -> str:
         first = self.trials[0]
-        shared = self.controlled and len(self.trials) != 1 and first.engines is None
+        shared = self.controlled and len(self.trials) != 1 and first.engines is None and self.plain is None
         return self.group.id if shared else f"{self.group.id}-{first.mutant}"
+
+
+BY_PLAIN = "parameters"
+"""The kind of scenario whose answers the plain engine of the run alone knows."""
 
 
 def select_trials(
@@ -136,7 +150,7 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
 
 def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> list[Setup]:
     """Group trials by the engines that they need. Raises UsageError when the profile cannot show one."""
-    grouped: dict[tuple[str, str, str], list[Trial]] = {}
+    grouped: dict[tuple[str, str, str, bool], list[Trial]] = {}
     for trial in trials:
         if trial.method not in {m.kind for m in _own_profile(profile, trial).methods}:
             raise UsageError(
@@ -147,7 +161,9 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
         pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
         topology = "pd" if trial.method in pairs else "single"
         own = trial.engines.description if trial.engines else "" if trial.starts else trial.mutant
-        grouped.setdefault((topology, trial.method, own), []).append(trial)
+        by_plain = {s.id for s in profile.scenarios if s.kind == BY_PLAIN}
+        beside = trial.method != "none" and any(v.scenario in by_plain for v in trial.views)
+        grouped.setdefault((topology, trial.method, own, beside), []).append(trial)
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
@@ -202,17 +218,19 @@ def _with_scenario(profile: Profile, borrowed: Borrowed) -> Profile:
     return profile.model_copy(update={"scenarios": (*profile.scenarios, *added)})
 
 
-def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
-    topology, kind, _ = key
+def _setup(key: tuple[str, str, str, bool], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
+    topology, kind, _, beside = key
     own = _own_profile(profile, trials[0])
     method = next(m for m in own.methods if m.kind == kind)
     names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
     wanted = {(v.topology, v.route) for t in trials for v in t.views}
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
-    prefill = next((m for m in profile.methods if m.kind == "none"), None) if trials[0].mutant == "M10" else None
+    none = next((m for m in profile.methods if m.kind == "none"), None)
+    prefill = none if trials[0].mutant == "M10" else None
+    plain = EngineGroup("single", none, (Cell("single", none),)) if beside and none is not None else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
     works = [w for t in trials for w in trial_works(t, own, prompts, cells)]
-    return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells))
+    return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells), plain)
 
 
 def _union(cell: Cell, works: Sequence[CellWork]) -> CellWork:

@@ -257,3 +257,63 @@ def _n34(original: Any, active: Active, self: Any, next_token_id: int) -> str:
         active.fired()
         return ""
     return text
+
+
+declare(
+    Mutant(
+        "N41",
+        "penalties do not see the drafts before a token in its step",
+        "sglang #33643",
+        "both",
+        "RejectionSampler._combine_outputs_with_spec_tokens gives every draft of a step the tokens before the step",
+    ),
+    Trial(in_both("parameters"), "sampler", ("tokens-reference",), needs_drafts=True),
+)
+
+
+@patch(
+    "N41",
+    "vllm.v1.sample.rejection_sampler",
+    "RejectionSampler._combine_outputs_with_spec_tokens",
+    ("output_token_ids", "spec_token_ids"),
+    runner="V1",
+)
+def _n41(original: Any, active: Active, output_token_ids: Any, spec_token_ids: Any = None) -> Any:
+    if spec_token_ids is None or not active():
+        return original(output_token_ids, spec_token_ids)
+    active.fired()
+    return [said for said, drafts in zip(output_token_ids, spec_token_ids, strict=True) for _ in drafts]
+
+
+declare(
+    Mutant(
+        "N42",
+        "the cap is looked at before a stop in the same step",
+        "sglang #31599",
+        "both",
+        "Scheduler._update_request_with_output ends a request whose step reaches its cap by length, whatever is in it",
+    ),
+    Trial(in_both("parameters"), "sampler", ("response-invariants", "finish-reason"), needs_drafts=True),
+)
+
+
+@patch(
+    "N42",
+    "vllm.v1.core.sched.scheduler",
+    "Scheduler._update_request_with_output",
+    ("self", "request", "new_token_ids"),
+)
+def _n42(
+    original: Any, active: Active, self: Any, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
+) -> Any:
+    room = request.max_tokens - request.num_output_tokens
+    if not active() or not 0 < room <= len(new_token_ids) or len(new_token_ids) < 2:
+        return original(self, request, new_token_ids, *args, **kwargs)
+    stops = request.sampling_params.stop_token_ids or ()
+    if any(token in stops for token in new_token_ids[:room]):
+        active.fired()
+    del new_token_ids[room:]
+    for token in new_token_ids:
+        request.append_output_token_ids(token)
+    request.status = type(request.status).FINISHED_LENGTH_CAPPED
+    return new_token_ids, True

@@ -105,6 +105,7 @@ def test_the_full_profile_has_every_scenario_of_the_plain_one():
         "recovery",
         "appended-token",
         "features",
+        "parameters",
     ]
 
 
@@ -724,6 +725,59 @@ FEATURES = {"id": "features", "kind": "features", "prompts": ["p96"]}
 def test_a_feature_shows_in_the_answer(feature, answer, verdict):
     made = change_final(in_scenario("single-none", "features", feature, feature=feature), **answer)
     assert proof([made], FEATURES, "single-none").verdict is verdict
+
+
+PARAMETERS = {
+    "id": "parameters",
+    "kind": "parameters",
+    "prompts": ["p96"],
+    "parameters": ["allowed-half", "presence-penalty", "bad-words", "stop-at-cap"],
+}
+
+
+def with_parameter(cell: str, feature: str, output: tuple[int, ...], **answer):
+    asked = {"feature": feature, "max_tokens": 5, "known_answer": (1, 2, 3, 4, 5)}
+    o = in_scenario(cell, "parameters", feature, **asked)
+    return change_final(o, **{"output_ids": output, "finish_reason": "length", **answer})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ([("bad-words", (1, 2, 9, 4, 5))], ""),
+        ([("bad-words", (1, 2, 3, 4, 5))], "changed nothing"),
+        # On top of another parameter: what that one changes does not count.
+        ([("allowed-half", (1, 3, 1, 3, 1)), ("presence-penalty", (1, 3, 5, 1, 3))], ""),
+        ([("allowed-half", (1, 3, 1, 3, 1)), ("presence-penalty", (1, 3, 1, 3, 1))], "changed nothing"),
+        ([("presence-penalty", (1, 3, 5, 1, 3))], "without presence-penalty"),
+        ([("stop-at-cap", (1, 2, 3))], "to end at its stop-at-cap"),
+    ],
+)
+def test_a_parameter_changes_what_the_plain_engine_answers(asked, words):
+    made = [with_parameter("single-none", feature, output) for feature, output in asked]
+    result = proof(made, PARAMETERS, "single-none")
+    assert result.verdict is (Verdict.UNKNOWN if words else Verdict.PASS)
+    assert all(words in f.message for f in result.findings)
+
+
+def test_parameters_that_cannot_be_compared_are_refused():
+    for changes, words in (
+        ({"parameters": ("presence-penalty",)}, "allowed-half"),
+        ({"parameters": ("seed-again",)}, "seed"),
+        ({"prompts": ("copy-007-00",)}, "known answer"),
+    ):
+        config = scenario("parameters").model_copy(update=changes)
+        with pytest.raises(UsageError, match=words):
+            require_possible(PROFILE.model_copy(update={"scenarios": (config,)}), KNOWN)
+
+
+def test_a_trace_asks_with_parameters_too():
+    stage = [{"prompt": "copy-030-03", "cache": "a", "feature": "bad-words"}, {"prompt": "copy-062-10"}]
+    trace = Trace.model_validate({"id": "t", "kind": "trace", "stages": [stage]})
+    (run,) = scripts(trace, KNOWN, "pd")
+    assert [(s.feature, s.max_tokens, s.group) for s in run.sends] == [
+        ("bad-words", 32, "cache a"), (None, None, "r0-1")
+    ]  # fmt: skip
 
 
 PRESSURE = {"id": "pressure", "kind": "pressure", "load": ["p96", "p65"], "waiting": {"donor": "p96", "subject": "p96"}}

@@ -1,0 +1,98 @@
+"""Each prompt is asked once with each of several parameters, most of which change its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.history.records import Observation
+from harness.profiles.model import Profile
+from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters
+from harness.prompts.model import Prompt
+from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+from harness.scenarios.features import send_with
+
+LONG_ENOUGH = 12
+"""Known tokens of a prompt whose answer is stopped, and changed, in its midst."""
+_CUTS = {"stop-at-cap": "stop", "stop-before-cap": "stop", "include-stop": "stop"}
+"""Parameters that end an answer, and the reason."""
+_CHANGES: frozenset[Parameter] = frozenset(
+    {
+        "ignore-eos",
+        "allowed-first",
+        "allowed-half",
+        "bad-words",
+        "frequency-penalty",
+        "presence-penalty",
+        "repetition-penalty",
+        "regex",
+        "logit-bias",
+        "min-p",
+        "top-p",
+        "seed",
+        "siblings",
+    }
+)
+"""Parameters without which the answer would be another one."""
+
+
+class ParametersKind(Kind[Parameters]):
+    def stages(self, config: Parameters, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
+        return [[Stage((_of(config, p, prompts[name]),)) for p in config.parameters] for name in config.prompts]
+
+    def impossible(self, config: Parameters, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+        short = [p for p in config.prompts if len(prompts[p].expected or ()) < LONG_ENOUGH]
+        if short:
+            return (
+                f"expected prompts with a known answer of at least {LONG_ENOUGH} tokens, found "
+                f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
+            )
+        for parameter, other in WITHOUT.items():
+            if parameter in config.parameters and other not in config.parameters:
+                return f"expected {other} among the parameters, which {parameter} comes on top of; add it"
+        if "seed-again" in config.parameters and "seed" not in config.parameters:
+            return "expected seed among the parameters, whose answer seed-again repeats; add it"
+        return None
+
+    def gaps(self, config: Parameters, seen: Occurrence) -> Iterator[Gap]:
+        """Prove that the plain engine answered with the same parameter, that the parameter changed its answer if it is
+        one that must, and that an answer that is to be stopped was."""
+        for o in seen.parts.values():
+            yield from gaps_of(seen, o)
+
+
+def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
+    """Yield what is missing of the proof that a parameter said what the answer to a request is."""
+    cell, leg = seen.cell, o.final
+    if leg is None or o.feature is None or not o.answered_otherwise:
+        return
+    wanted = _CUTS.get(o.feature)
+    if wanted is not None and leg.finish_reason != wanted:
+        yield Gap(o, f"expected the request to end at its {o.feature}, found the reason {leg.finish_reason}")
+    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    reference = plain.get(o.key)
+    if reference is None or reference.final is None:
+        if not (o.feature in SAMPLED and cell.speculative):
+            yield Gap(
+                o,
+                f"expected an answer of {cell.name.reference} with the same parameter, which says what is right, found "
+                "none: nothing was compared",
+            )
+        return
+    if o.feature not in _CHANGES:
+        return
+    without = _without(o, plain) if o.feature in WITHOUT else o.known_answer
+    if without is None:
+        yield Gap(o, f"expected the plain engine's answer without {o.feature} to compare with, found none")
+    elif reference.final.output_ids == without[: o.max_tokens]:
+        yield Gap(o, f"expected {o.feature} to change the plain engine's answer, found that it changed nothing in it")
+
+
+def _without(o: Observation, plain: Mapping[str, Observation]) -> tuple[int, ...] | None:
+    """Return the plain engine's answer to the same prompt with all but the parameter that came on top."""
+    same = (p for p in plain.values() if (p.prompt_id, p.feature) == (o.prompt_id, WITHOUT[o.feature or ""]))
+    return next((p.final.output_ids for p in same if p.final is not None), None)
+
+
+def _of(config: Parameters, parameter: Parameter, prompt: Prompt) -> Send:
+    send = send_with(parameter, prompt)
+    return send._replace(max_tokens=send.max_tokens or config.max_tokens)
