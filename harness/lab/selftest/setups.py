@@ -45,7 +45,7 @@ class Setup(NamedTuple):
     @property
     def id(self) -> str:
         first = self.trials[0]
-        shared = self.controlled and len(self.trials) != 1 and first.engines is None and self.plain is None
+        shared = self.controlled and len(self.trials) != 1 and first.engines is None
         return self.group.id if shared else f"{self.group.id}-{first.mutant}"
 
 
@@ -150,7 +150,7 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
 
 def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> list[Setup]:
     """Group trials by the engines that they need. Raises UsageError when the profile cannot show one."""
-    grouped: dict[tuple[str, str, str, bool], list[Trial]] = {}
+    grouped: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in trials:
         if trial.method not in {m.kind for m in _own_profile(profile, trial).methods}:
             raise UsageError(
@@ -161,9 +161,7 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
         pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
         topology = "pd" if trial.method in pairs else "single"
         own = trial.engines.description if trial.engines else "" if trial.starts else trial.mutant
-        by_plain = {s.id for s in profile.scenarios if s.kind == BY_PLAIN}
-        beside = trial.method != "none" and any(v.scenario in by_plain for v in trial.views)
-        grouped.setdefault((topology, trial.method, own, beside), []).append(trial)
+        grouped.setdefault((topology, trial.method, own), []).append(trial)
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
@@ -218,8 +216,8 @@ def _with_scenario(profile: Profile, borrowed: Borrowed) -> Profile:
     return profile.model_copy(update={"scenarios": (*profile.scenarios, *added)})
 
 
-def _setup(key: tuple[str, str, str, bool], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
-    topology, kind, _, beside = key
+def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
+    topology, kind, _ = key
     own = _own_profile(profile, trials[0])
     method = next(m for m in own.methods if m.kind == kind)
     names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
@@ -227,6 +225,8 @@ def _setup(key: tuple[str, str, str, bool], trials: Sequence[Trial], profile: Pr
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     none = next((m for m in profile.methods if m.kind == "none"), None)
     prefill = none if trials[0].mutant == "M10" else None
+    by_plain = {s.id for s in own.scenarios if s.kind == BY_PLAIN}
+    beside = kind != "none" and any(v.scenario in by_plain for t in trials for v in t.views)
     plain = EngineGroup("single", none, (Cell("single", none),)) if beside and none is not None else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
     works = [w for t in trials for w in trial_works(t, own, prompts, cells)]

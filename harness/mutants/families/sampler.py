@@ -285,6 +285,22 @@ def _n41(original: Any, active: Active, output_token_ids: Any, spec_token_ids: A
     return [said for said, drafts in zip(output_token_ids, spec_token_ids, strict=True) for _ in drafts]
 
 
+@patch(
+    "N41",
+    f"{V2}.sample.penalties",
+    "apply_penalties",
+    ("logits", "expanded_idx_mapping", "token_ids", "expanded_local_pos"),
+    runner="V2",
+)
+def _n41_v2(
+    original: Any, active: Active, logits: Any, rows: Any, token_ids: Any, places: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if active():
+        active.fired()
+        places = places.clone().zero_()
+    return original(logits, rows, token_ids, places, *args, **kwargs)
+
+
 declare(
     Mutant(
         "N42",
