@@ -210,7 +210,14 @@ class Client:
             response = self._completion(body, request_id, role, timeout_s)
         seconds = time.monotonic() - start
         leg = parse_completion(
-            role, request_id, response.status_code, _text(response), seconds, rescore_from, self.model
+            role,
+            request_id,
+            response.status_code,
+            _text(response),
+            seconds,
+            rescore_from,
+            self.model,
+            fields.get("n", 1),
         )
         if not count:
             return leg
@@ -290,6 +297,7 @@ def parse_completion(
     seconds: float,
     rescore_from: int | None = None,
     model: str = MODEL_NAME,
+    answers: int = 1,
 ) -> Leg:
     """Turn a completion response into a Leg. Raises RefusedError for status 400, HandoffError when it is not a valid
     completion."""
@@ -303,6 +311,8 @@ def parse_completion(
             raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
         require_model(body, model)
         choice, *others = body["choices"]
+        if len(others) + 1 != answers:
+            raise ValueError(f"{len(others) + 1} choices where {answers} were asked for")
         logprobs = _of_output(choice, choice.get("logprobs") or {})
         best = _best_two(logprobs.get("top_logprobs"))
         scored = None if rescore_from is None else _rescored(choice, rescore_from)

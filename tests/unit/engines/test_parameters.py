@@ -16,7 +16,8 @@ def choice(ids, logprobs=None, prompt=(1, 2), **more):
 
 
 def parsed(*choices):
-    return parse_completion("single", "r", 200, json.dumps({"choices": choices, "usage": {}}), 0.1)
+    body = json.dumps({"choices": choices, "usage": {}})
+    return parse_completion("single", "r", 200, body, 0.1, answers=len(choices))
 
 
 def said(values, tops=2):
