@@ -39,7 +39,9 @@ def watched(cell: CellView) -> bool:
 def has_hits(cell: CellView) -> bool:
     """Return whether an engine has taken blocks from its prefix cache."""
     return watched(cell) and any(
-        hits_of(leg) or _found_kept(cell, o, leg.role) for o in cell.all_observations() for leg in o.legs
+        (hits_of(leg) and o.answers == 1) or _found_kept(cell, o, leg.role)
+        for o in cell.all_observations()
+        for leg in o.legs
     )
 
 
