@@ -488,7 +488,7 @@ def _n29(
 
 declare(
     Mutant(
-        "N51",
+        "N47",
         "from the 12th hand-off on, a block is lost",
         "defects of old engines: a table that is full, a number that has been used before",
         "decode",
@@ -498,7 +498,7 @@ declare(
 )
 declare(
     Mutant(
-        "N52",
+        "N48",
         "from the 1,000th hand-off on, a block is lost",
         "defects of old engines, which a run of the default length does not reach",
         "decode",
@@ -514,8 +514,8 @@ declare(
         engines=OwnEngines("engines that grow old", scenarios=(Borrowed("cpu-full", "aged"),)),
     ),
 )
-tells_drafter_apart("N51")
-tells_drafter_apart("N52")
+tells_drafter_apart("N47")
+tells_drafter_apart("N48")
 
 
 def _lost_from(number: int) -> Change:
@@ -535,5 +535,5 @@ def _lost_from(number: int) -> Change:
     return on_arrival(lose)
 
 
-patch("N51", *ARRIVAL)(_lost_from(12))
-patch("N52", *ARRIVAL)(_lost_from(1000))
+patch("N47", *ARRIVAL)(_lost_from(12))
+patch("N48", *ARRIVAL)(_lost_from(1000))

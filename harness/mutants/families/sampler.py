@@ -261,7 +261,7 @@ def _n34(original: Any, active: Active, self: Any, next_token_id: int) -> str:
 
 declare(
     Mutant(
-        "N41",
+        "N38",
         "penalties do not see the drafts before a token in its step",
         "sglang #33643",
         "both",
@@ -272,13 +272,13 @@ declare(
 
 
 @patch(
-    "N41",
+    "N38",
     "vllm.v1.sample.rejection_sampler",
     "RejectionSampler._combine_outputs_with_spec_tokens",
     ("output_token_ids", "spec_token_ids"),
     runner="V1",
 )
-def _n41(original: Any, active: Active, output_token_ids: Any, spec_token_ids: Any = None) -> Any:
+def _n38(original: Any, active: Active, output_token_ids: Any, spec_token_ids: Any = None) -> Any:
     if spec_token_ids is None or not active():
         return original(output_token_ids, spec_token_ids)
     active.fired()
@@ -286,13 +286,13 @@ def _n41(original: Any, active: Active, output_token_ids: Any, spec_token_ids: A
 
 
 @patch(
-    "N41",
+    "N38",
     f"{V2}.sample.penalties",
     "apply_penalties",
     ("logits", "expanded_idx_mapping", "token_ids", "expanded_local_pos"),
     runner="V2",
 )
-def _n41_v2(
+def _n38_v2(
     original: Any, active: Active, logits: Any, rows: Any, token_ids: Any, places: Any, *args: Any, **kwargs: Any
 ) -> Any:
     if active():
@@ -303,7 +303,7 @@ def _n41_v2(
 
 declare(
     Mutant(
-        "N42",
+        "N39",
         "the cap is looked at before a stop in the same step",
         "sglang #31599",
         "both",
@@ -314,12 +314,12 @@ declare(
 
 
 @patch(
-    "N42",
+    "N39",
     "vllm.v1.core.sched.scheduler",
     "Scheduler._update_request_with_output",
     ("self", "request", "new_token_ids"),
 )
-def _n42(
+def _n39(
     original: Any, active: Active, self: Any, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any
 ) -> Any:
     room = request.max_tokens - request.num_output_tokens
