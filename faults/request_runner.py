@@ -13,7 +13,7 @@ from faults.proxy import COMPLETIONS, Wanted, completions, path
 from faults.request_drill import LEASE_S, REQUEST_S, ExchangeDrill
 from faults.testbed import Scene
 from faults.verdict import Seen, judge_drill, lost, reasons_of, strays
-from harness.engines.client import Sampling
+from harness.engines.answers import Sampling
 from harness.engines.places import default_places
 from harness.engines.request import new_id
 from harness.engines.session import EngineGroupSession

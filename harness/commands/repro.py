@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from harness.engines.answers import Sampling, request_body
 from harness.engines.api_key import HeaderFile, header_file
-from harness.engines.client import REMOTE_DECODE, Sampling, request_body
+from harness.engines.client import REMOTE_DECODE
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.flags import NO_FLAGS, EngineFlags, require_same_flags
 from harness.engines.request import payload

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import httpx
 
+from harness.engines.answers import Sampling, request_body
 from harness.engines.api_key import KEY_EXPORTED, header_file
-from harness.engines.client import Sampling, request_body
 from harness.engines.command import MODEL_NAME
 from harness.engines.environment import engines_for
 from harness.engines.flags import NO_FLAGS, EngineFlags

@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from harness import redact
+from harness.engines.answers import Sampling, body_of, path_of, request_body
 from harness.engines.api_key import ApiKey
 from harness.engines.command import MODEL_NAME
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
@@ -29,7 +30,8 @@ from harness.engines.response import (
 from harness.errors import AbandonedError, HandoffError, RefusedError, RequestTimeoutError
 from harness.history.records import Leg, Sibling, Speculation
 from harness.profiles.cells import SECOND_P, Role
-from harness.profiles.scenarios import Abandon
+from harness.profiles.scenarios import Abandon, Api
+from harness.prompts.messages import Messages
 
 # The parameters that ask P to keep its blocks for a decode engine (NixlConnector, pull mode).
 REMOTE_DECODE: dict[str, Any] = {
@@ -48,30 +50,6 @@ _SECOND_WAIT_S = 0.5
 """Wait for counters after they had not grown in time for the request before: an engine that moves no KV never counts
 any."""
 _COUNTER_POLL_S = 0.01
-
-
-class Sampling(NamedTuple):
-    """Sampling parameters; ``logprobs`` top log-probs are returned per position, and temperature 0 is greedy."""
-
-    max_tokens: int
-    logprobs: int
-    temperature: float = 0.0
-
-
-def request_body(prompt: Sequence[int] | str, sampling: Sampling, model: str = MODEL_NAME) -> dict[str, Any]:
-    """Return the part of the body that all completion requests share."""
-    return {
-        "model": model,
-        "prompt": prompt if isinstance(prompt, str) else list(prompt),
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "seed": 0,
-        "stream": False,
-        "add_special_tokens": False,
-        "return_token_ids": True,
-        "logprobs": sampling.logprobs,
-        "return_tokens_as_token_ids": True,
-    }
 
 
 class Client:
@@ -172,7 +150,7 @@ class Client:
 
     def complete(
         self,
-        prompt: Sequence[int] | str,
+        prompt: Sequence[int] | str | Messages,
         sampling: Sampling,
         request_id: str,
         cache_salt: str,
@@ -184,21 +162,23 @@ class Client:
         timeout_s: float | None = None,
         abandon: Abandon | None = None,
         fields: Mapping[str, Any] = MappingProxyType({}),
+        api: Api = "completion",
     ) -> Leg:
-        """Send one completion request and return the answer, including the growth of the counters.
+        """Send one request and return the answer, including the growth of the counters.
 
         ``await_counters`` names counters that must grow before the snapshot is taken: engines publish them with the
         step after the request, so the scrape is repeated for up to 3 s. ``count=False`` does not read counters, for
         requests that are not alone on the engine. ``rescore_from`` asks for the log-probs of the prompt's own tokens
         from that position on; vLLM then computes the prompt without its prefix cache. ``timeout_s`` overrides the
-        client's timeout. ``abandon`` says when to give the request up. ``fields`` are added to the body.
+        client's timeout. ``abandon`` says when to give the request up. ``fields`` are added to the body. ``api`` says
+        how the answer is asked for; of Messages it is at the chat endpoint.
 
         Raises AbandonedError when it was given up, RefusedError when the engine would not take the request,
         HandoffError when there is no answer, its status is not 200, or it has an unexpected shape.
         """
         role = role or self.role
         before = self._snapshot
-        body = {**request_body(prompt, sampling, self.model), "cache_salt": cache_salt, **fields}
+        body = {**request_body(prompt, sampling, self.model, api), "cache_salt": cache_salt, **fields}
         if rescore_from is not None:
             body["prompt_logprobs"] = 1
         if kv_transfer_params is not None:
@@ -207,7 +187,7 @@ class Client:
         if abandon is not None:
             response = self._begin(body, request_id, role, abandon)
         else:
-            response = self._completion(body, request_id, role, timeout_s)
+            response = self._completion(body, request_id, role, timeout_s, api=api)
         seconds = time.monotonic() - start
         leg = parse_completion(
             role,
@@ -218,6 +198,7 @@ class Client:
             rescore_from,
             self.model,
             fields.get("n", 1),
+            api,
         )
         if not count:
             return leg
@@ -230,12 +211,13 @@ class Client:
         role: Role,
         timeout_s: float | None,
         extensions: Mapping[str, int] | None = None,
+        api: Api = "completion",
     ) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
         headers = {"X-Request-Id": request_id}
         try:
             return self._http.post(
-                "/v1/completions", json=body, headers=headers, timeout=limit, extensions=dict(extensions or {})
+                path_of(api), json=body, headers=headers, timeout=limit, extensions=dict(extensions or {})
             )
         except httpx.HTTPError as error:
             raise _error_class(error)(
@@ -298,6 +280,7 @@ def parse_completion(
     rescore_from: int | None = None,
     model: str = MODEL_NAME,
     answers: int = 1,
+    api: Api = "completion",
 ) -> Leg:
     """Turn a completion response into a Leg. Raises RefusedError for status 400, HandoffError when it is not a valid
     completion."""
@@ -306,14 +289,14 @@ def parse_completion(
             f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}"
         )
     try:
-        body = httpx.Response(200, text=text).json()
+        body, streamed = body_of(text, api)
         if "error" in body:
             raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
         require_model(body, model)
         choice, *others = body["choices"]
         if len(others) + 1 != answers:
             raise ValueError(f"{len(others) + 1} choices where {answers} were asked for")
-        logprobs = _of_output(choice, choice.get("logprobs") or {})
+        logprobs, usage = _of_output(choice, choice.get("logprobs") or {}), body.get("usage") or {}
         best = _best_two(logprobs.get("top_logprobs"))
         scored = None if rescore_from is None else _rescored(choice, rescore_from)
         leg = Leg(
@@ -325,8 +308,11 @@ def parse_completion(
             finish_reason=finish_reason(choice.get("finish_reason")),
             stop_reason=stop_reason(choice.get("stop_reason")),
             text=answer_text(choice.get("text")) if rescore_from is None else None,
-            usage_prompt_tokens=(body.get("usage") or {}).get("prompt_tokens"),
-            usage_completion_tokens=(body.get("usage") or {}).get("completion_tokens"),
+            reasoning=answer_text(choice.get("reasoning")),
+            usage_prompt_tokens=usage.get("prompt_tokens"),
+            usage_completion_tokens=usage.get("completion_tokens"),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            streamed=streamed,
             chosen_logprobs=_floats(logprobs.get("token_logprobs")),
             top_gaps=None if best is None else tuple(map(_gap, best)),
             runner_ups=None if best is None else tuple(map(_runner_up, best)),

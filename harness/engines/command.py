@@ -12,7 +12,7 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.engines.witness.kv_harness_witness import FOLDER_VARIABLE, NAME_VARIABLE
 from harness.errors import EngineStartError
-from harness.history.engine_interfaces import PER_REQUEST, PER_REQUEST_FLAG
+from harness.history.engine_interfaces import CACHED_TOKENS_FLAG, PER_REQUEST, PER_REQUEST_FLAG
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
@@ -131,7 +131,7 @@ def build_command(
         argv += ["--trust-remote-code"]
     argv += ["--dtype", engine.dtype, "--block-size", str(engine.block_size)]
     argv += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
-    argv += ["--seed", "0", "--no-enable-log-requests", "--middleware", GUARD]
+    argv += ["--seed", "0", "--no-enable-log-requests", CACHED_TOKENS_FLAG, "--middleware", GUARD]
     if engine.enforce_eager:
         argv += ["--enforce-eager"]
     if engine.hf_overrides:

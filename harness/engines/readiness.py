@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 
+from harness.engines.answers import Sampling
 from harness.engines.api_key import require_guarded
 from harness.engines.attached import READY_S, AttachedEngine
-from harness.engines.client import Sampling
 from harness.engines.launcher import Launcher, Progress
 from harness.engines.listed_models import trouble
 from harness.engines.mutation import Mutation

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from harness.engines.client import REMOTE_DECODE, Client, Sampling
+from harness.engines.answers import Sampling
+from harness.engines.client import REMOTE_DECODE, Client
 from harness.engines.counters import credited
 from harness.errors import AbandonedError, HandoffError, RefusedError
 from harness.history.records import Form, Leg
 from harness.profiles.cells import SECOND_P, Role
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Abandon
+from harness.profiles.scenarios import Abandon, Api, is_chat
+from harness.prompts.messages import Messages
 from harness.prompts.model import Prompt
 from harness.workload.features import for_prefill
 
@@ -27,7 +29,7 @@ class Ask(NamedTuple):
     """One request, with or without a hand-off."""
 
     hand_off: bool
-    payload: list[int] | str
+    payload: list[int] | str | Messages
     salt: str | None = None
     """Requests with the same salt may share cached blocks; None gives the request a cache of its own."""
     max_tokens: int | None = None
@@ -55,11 +57,18 @@ class Ask(NamedTuple):
     """Whether the second P hands the request off."""
     read_back: Mapping[str, Any] | None = None
     """Parameters of D's last answer, by which P may read its blocks; None: P reads nothing."""
+    api: Api = "completion"
+    """How the answer is asked for; of Messages at the chat endpoint."""
 
     @property
-    def prefilled(self) -> list[int] | str:
+    def prefilled(self) -> list[int] | str | Messages:
         """The prompt that P is asked."""
-        return self.payload[:-1] if self.appended else self.payload
+        return self.payload[:-1] if self.appended and isinstance(self.payload, list) else self.payload
+
+    @property
+    def api_of_p(self) -> Api:
+        """How P's answer is asked for: whole, at the same endpoint."""
+        return "chat" if is_chat(self.api) else "completion"
 
     @property
     def prefilling(self) -> Role:
@@ -132,6 +141,7 @@ class Exchange:
             count=ask.counted,
             abandon=ask.given_up(ask.alone),
             fields=for_prefill(ask.fields) if ask.alone == "prefill" else ask.fields,
+            api=ask.api,
         )
 
     def _ask_router(self, ask: Ask) -> Leg:
@@ -149,6 +159,7 @@ class Exchange:
                 count=False,
                 abandon=ask.given_up("decode"),
                 fields=ask.fields,
+                api=ask.api,
             )
         except HandoffError:
             # P may have answered the router.
@@ -186,6 +197,7 @@ class Exchange:
                 count=False,
                 abandon=ask.given_up("prefill"),
                 fields=for_prefill(ask.fields),
+                api=ask.api_of_p,
             )
         except RefusedError:
             self.kept_by_p -= 1
@@ -247,6 +259,7 @@ class Exchange:
                 count=False,
                 abandon=ask.given_up("decode"),
                 fields=ask.fields,
+                api=ask.api,
             )
         except AbandonedError:
             # An engine that aborts a request tells P that it does not need the blocks.

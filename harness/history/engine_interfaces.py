@@ -5,6 +5,8 @@ from __future__ import annotations
 PER_REQUEST = "per-request acceptance metrics"
 PER_REQUEST_FLAG = "--per-request-spec-decode-metrics"
 """Asks an engine for them, which one that lacks them does not know."""
+CACHED_TOKENS_FLAG = "--enable-prompt-tokens-details"
+"""Asks an engine to say in its usage how many prompt tokens were cached."""
 BY_SOURCE = "prompt tokens by source"
 STEP_TOKENS = "tokens per step"
 PAUSE = "POST /pause"

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from harness.history.verdict import Verdict
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
-from harness.profiles.scenarios import CHANGING, Abandon, Feature, Parameter, stop_at
+from harness.profiles.scenarios import CHANGING, Abandon, Api, Feature, Parameter, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.strict import Strict
@@ -71,6 +71,7 @@ class PlannedRequest(Strict):
     concurrent: int = 1
     abandon: Abandon | None = None
     feature: Feature | Parameter | None = None
+    api: Api = "completion"
     legs: tuple[LegRole, ...]
     """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
 
@@ -106,6 +107,23 @@ class Sibling(Strict):
     chosen_logprobs: tuple[float, ...] | None = None
 
 
+class Streamed(Strict):
+    """How an answer came in pieces, which are put together in the record."""
+
+    tokens: tuple[Count, ...]
+    """Output tokens of each piece."""
+    characters: tuple[Count, ...]
+    """Characters of each piece."""
+    counted: tuple[Count | None, ...]
+    """Output tokens up to each piece, as the piece itself says (``continuous_usage_stats``); None where it does not."""
+    ended_at: tuple[Count, ...]
+    """The pieces, by number from 0, that have a finish reason."""
+    usages: Count
+    """Messages that have the usage of the whole answer, and no piece of it."""
+    closed: bool
+    """Whether the stream ended with its end mark."""
+
+
 class Leg(Strict):
     """One HTTP exchange with an engine: its response as recorded."""
 
@@ -122,8 +140,14 @@ class Leg(Strict):
     """Text of the output as the engine returned it; None in records of earlier versions."""
     own_text: str | None = None
     """Text of the same tokens as the harness decodes them (``workload.own_text``), not cut at a stop string."""
+    reasoning: str | None = None
+    """The part of the text that a parser of the server says is reasoning; None where it has none."""
     usage_prompt_tokens: Count | None = None
     usage_completion_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    """Prompt tokens that its usage says were cached; None where it does not say, and in records of earlier versions."""
+    streamed: Streamed | None = None
+    """How it came in pieces; None for one that came whole."""
     chosen_logprobs: tuple[float, ...] | None = None
     top_gaps: tuple[float | None, ...] | None = None
     """Difference in log-probability (nats) between the best and the second-best token, per output token."""
@@ -188,6 +212,8 @@ class Observation(Strict):
     """A parameter with which it was sent."""
     fields: dict[str, Any] = Field(default_factory=dict)
     """The fields of the request's body that asked for it; empty in records of earlier versions."""
+    api: Api = "completion"
+    """How its answer was asked for; P's is always asked for whole."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""

@@ -29,8 +29,9 @@ CELL = 16
 _SKETCH = 8
 _CACHED = 16 * 2**20
 """Bytes of lines whose notes are kept."""
-_REQUEST = re.compile(r"(?:chat)?cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?")
-"""How vLLM names the request that came with an X-Request-Id: which choice, and since 0.12 something random."""
+_REQUEST = re.compile(r"(?:cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?|chatcmpl-(?P<chat>.+?)(?:-[0-9a-f]{8})?)")
+"""How vLLM names the request that came with an X-Request-Id: of completions which choice, and since 0.12 something
+random."""
 _ROUTED = "___prefill_addr_"
 """How the names of requests begin that vllm-router sends to a pair: with its addresses, whatever its client sent."""
 
@@ -199,7 +200,7 @@ class KVWitness:
                 raise DataError(f"{path}: expected the layers of the engine in the first line, found a request")
             else:
                 named = _REQUEST.fullmatch(str(row.get("request")))
-                request = named["id"] if named else str(row.get("request"))
+                request = (named["id"] or named["chat"]) if named else str(row.get("request"))
                 if request.startswith(_ROUTED) and row.get("moment") == "end":
                     self._routed[engines, str(row.get("prompt"))][request] = None
                 place = _Place(path, offset, self._headers[path].rank)

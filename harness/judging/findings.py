@@ -29,6 +29,7 @@ DamageClass = Literal[
     "drafter-kv",
     "sampler",
     "text",
+    "delivery",
     "nothing-tested",
     "engine-changed",
     "known-answer",

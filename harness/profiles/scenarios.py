@@ -454,6 +454,35 @@ class Parameters(_Scenario):
         return self.by_router
 
 
+Api = Literal["completion", "completion-stream", "chat", "chat-stream"]
+"""How an answer is asked for: at the endpoint that takes token ids, or at the one that takes messages, which the server
+renders; whole, or in pieces."""
+
+
+def is_chat(api: Api) -> bool:
+    return api in ("chat", "chat-stream")
+
+
+def is_streamed(api: Api) -> bool:
+    return api in ("completion-stream", "chat-stream")
+
+
+class Apis(_Scenario):
+    """Each prompt is asked as a whole completion, and then in other ways that must give the same answer: in pieces, and
+    as messages that the server renders."""
+
+    kind: Literal["apis"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    asked: tuple[Literal["completion-stream", "chat", "chat-stream"], ...] = Field(
+        default=("completion-stream", "chat", "chat-stream"), min_length=1
+    )
+    """In which ways, beside as a whole completion. An endpoint's second one finds the first one's blocks cached."""
+
+    @property
+    def routed(self) -> bool:
+        return True
+
+
 class Abandon(Strict):
     """The client gives up a request, so that the engine has to abort it."""
 
@@ -563,6 +592,7 @@ Scenario = Annotated[
     | Sampled
     | Features
     | Parameters
+    | Apis
     | Trace,
     Field(discriminator="kind"),
 ]

@@ -89,6 +89,11 @@ class Prompt(Strict):
     """Who sends it: every cell, only the scenarios that name it, or only a second stage."""
 
     @property
+    def planned(self) -> bool:
+        """Whether it stands for a prompt that has not been built."""
+        return self.origin.startswith(_PLANNED)
+
+    @property
     def source(self) -> str | None:
         """The text that the prompt was made of, if others may be padded copies of it, too: their answers need not be
         independent."""

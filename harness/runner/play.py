@@ -16,6 +16,8 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError
 from harness.history.records import Leg, Observation
 from harness.profiles.cells import Cell, Role
+from harness.profiles.scenarios import is_chat
+from harness.prompts.messages import Messages, messages_of
 from harness.scenarios.base import ORDER_S, Script, Send, Stage
 from harness.util import clock
 from harness.workload.features import feature_fields
@@ -138,6 +140,7 @@ class Player:
                 abandon=send.abandon,
                 feature=send.feature,
                 fields=dict(answer.fields),
+                api=send.api,
                 shared_counters=shared,
                 aged_by=answer.aged_by,
                 sequence=sequence + i,
@@ -155,7 +158,7 @@ class Player:
     def _ask(self, send: Send, salts: dict[str, str], counted: bool) -> Ask:
         return Ask(
             hand_off=send.route == "cell" and self._pair,
-            payload=payload(send.prompt, "ids"),
+            payload=self._payload(send),
             salt=salts[send.group],
             max_tokens=send.max_tokens,
             temperature=send.temperature,
@@ -169,7 +172,16 @@ class Player:
             appended=send.appended,
             fields=self._fields(send),
             read_back=self._answered if send.read_back else None,
+            api=send.api,
         )
+
+    def _payload(self, send: Send) -> list[int] | str | Messages:
+        if not is_chat(send.api):
+            return payload(send.prompt, "ids")
+        messages = messages_of(self._session.profile, send.prompt)
+        if messages is None:
+            raise HandoffError(f"expected messages that the chat template renders to {send.prompt.id}, found none")
+        return messages
 
     def _fields(self, send: Send) -> dict[str, Any]:
         if send.feature is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.engines.client import Sampling
+from harness.engines.answers import Sampling
 from harness.engines.request import new_id
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError

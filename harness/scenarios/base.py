@@ -9,7 +9,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from harness.history.records import Observation, SentTo
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Abandon, Feature, Parameter, Scenario
+from harness.profiles.scenarios import Abandon, Api, Feature, Parameter, Scenario
 from harness.prompts.model import Prompt
 
 SHORT = 2
@@ -42,6 +42,8 @@ class Send(NamedTuple):
     """Whether the last token is P's answer: P is asked for the others alone."""
     feature: Feature | Parameter | None = None
     """A parameter that must not change the answer, or must give the plain engine's."""
+    api: Api = "completion"
+    """How its answer is asked for."""
     restart: bool = False
     """Whether P is restarted before it is sent."""
     by_second_p: bool = False

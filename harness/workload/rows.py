@@ -51,6 +51,7 @@ def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) 
                     concurrent=len(stage.sends),
                     abandon=send.abandon,
                     feature=send.feature,
+                    api=send.api,
                     legs=_legs(cell, send.route),
                 )
 

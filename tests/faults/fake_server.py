@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from faults.proxy import Proxy
-from harness.engines.client import Client, Sampling
+from harness.engines.answers import Sampling
+from harness.engines.client import Client
 from tests.support.fake_server import Quiet
 
 

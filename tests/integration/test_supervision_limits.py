@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from harness.engines import http
-from harness.engines.client import Client, Sampling
+from harness.engines.answers import Sampling
+from harness.engines.client import Client
 from harness.engines.command import EngineCommand
 from harness.engines.executor import LocalExecutor
 from harness.engines.places import LocalPlace

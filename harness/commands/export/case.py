@@ -87,12 +87,19 @@ def case_of(title: str, profile: Profile, cell: Cell, script: Script, right: Map
     Raises UsageError without one, and for requests that a file cannot send.
     """
     if any(
-        s.abandon or s.appended or s.feature or s.by_second_p or s.ageing or s.route == "former-p" for s in script.sends
+        s.abandon
+        or s.appended
+        or s.feature
+        or s.by_second_p
+        or s.ageing
+        or s.api != "completion"
+        or s.route == "former-p"
+        for s in script.sends
     ):
         raise UsageError(
             f"{title}: expected requests that are sent whole and answered, found {script.scenario}, which gives them "
-            "up, changes them, tells D of another P or sends thousands before them; an "
-            "exported file cannot: use `harness repro` alone"
+            "up, changes them, streams them, tells D of another P or sends thousands before them; an exported file "
+            "cannot: use `harness repro` alone"
         )
     known = {s.part for s in script.sends if s.part in right}
     if not known:

@@ -10,6 +10,7 @@ from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks import (
+    apis,
     counters,
     drafting,
     kv,
@@ -69,12 +70,15 @@ _COMMON: tuple[Check, ...] = (
     Check("prefill-token", lambda c: c.comparable and tokens.has_prefill(c), tokens.prefill_token),
     Check("finish-reason", lambda c: c.comparable and responses.has_plain_answers(c), responses.finish_reason),
     Check(texts.NAME, texts.applies, texts.texts),
+    Check(apis.STREAMED, apis.has_streams, apis.streamed),
+    Check(apis.CACHED, apis.offers_cached_tokens, apis.cached_tokens),
 )
 _DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
 
 CHECKS: tuple[Check, ...] = (
     *_COMMON,
     Check("text-form", lambda c: bool(c.observations("text")), responses.text_form),
+    Check(apis.SAME, apis.asked_otherwise, apis.same_answer),
     Check("tokens-reference", lambda c: not c.is_plain and c.asked(c.name.reference), tokens.tokens_reference),
     Check("tokens-baseline", lambda c: c.has_recorded, tokens.tokens_baseline),
     Check("tokens-single", lambda c: c.comparable and c.has_twin, tokens.tokens_single),

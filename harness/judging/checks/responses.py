@@ -329,7 +329,7 @@ def text_form(cell: CellView) -> CheckResult:
             continue
         findings += [
             cell.finding(name, Verdict.REGRESSION, damage, f"expected the {what} of the prompt as ids, {found}", o)
-            for what, damage, found in _otherwise_as_text(cell, o, leg, twin)
+            for what, damage, found in otherwise(cell, o, leg, twin)
         ]
     return conclude(name, cell.id, judged, findings)
 
@@ -348,10 +348,9 @@ def _other_tokens_as_text(cell: CellView, o: Observation, ours: tuple[int, ...],
     return cell.finding("text-form", Verdict.REGRESSION, damage, message, o, difference)
 
 
-def _otherwise_as_text(
-    cell: CellView, o: Observation, leg: Leg, twin: Answer
-) -> Iterator[tuple[str, DamageClass, str]]:
-    """Yield what differs between two answers with the same tokens, with the damage and both figures in words."""
+def otherwise(cell: CellView, o: Observation, leg: Leg, twin: Answer) -> Iterator[tuple[str, DamageClass, str]]:
+    """Yield what differs between two answers of one cell with the same tokens, with the damage and both figures in
+    words."""
     if leg.finish_reason != twin.leg.finish_reason:
         yield "end", "sampler", f"{twin.leg.finish_reason}, found {leg.finish_reason}"
     for what, mine, theirs in (

@@ -183,6 +183,10 @@ def _damage(cell: CellView, findings: Sequence[Finding], results: Sequence[Check
     if "target-kv" in seen:
         return "target-kv"
     wrong_tokens = [f for f in certain if f.check in _TOKEN_CHECKS and f.verdict is Verdict.REGRESSION]
+    delivered = {f.part for f in certain if f.damage == "delivery"}
+    if wrong_tokens and {f.part for f in wrong_tokens} <= delivered:
+        # The engine counted other tokens than came.
+        return "delivery"
     if wrong_tokens and all(f.damage == "known-answer" for f in wrong_tokens):
         return "known-answer"
     if wrong_tokens and (cell.handed_off or not cell.cold) and all(f.damage == "sampler" for f in wrong_tokens):
@@ -272,6 +276,7 @@ _NAMES: dict[str, str] = {
     "drafter-kv": "wrong KV of the drafter",
     "sampler": "drafting or verification",
     "text": "text that is not the tokens'",
+    "delivery": "an answer that is delivered otherwise than it was made",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
     "known-answer": "wrong by the known answer",

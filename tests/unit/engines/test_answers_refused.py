@@ -7,7 +7,8 @@ import json
 import httpx
 import pytest
 
-from harness.engines.client import Client, Sampling, parse_completion
+from harness.engines.answers import Sampling
+from harness.engines.client import Client, parse_completion
 from harness.engines.counters import parse_counters
 from harness.errors import HandoffError
 from harness.history.engine_interfaces import PER_REQUEST

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness.engines import readiness
+from harness.engines.answers import Sampling
 from harness.engines.api_key import ApiKey
 from harness.engines.attached import AttachedExecutor, AttachedPlace, Front, Server, look_at, look_at_router
-from harness.engines.client import Sampling
 from harness.engines.command import build_command
 from harness.engines.launcher import Launcher
 from harness.engines.log_facts import LogFacts

@@ -1,0 +1,181 @@
+"""Checks of how answers are delivered: in pieces, from messages, and with what their usage says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from harness.history.engine_interfaces import BY_SOURCE, CACHED_TOKENS_FLAG
+from harness.history.records import Leg, Observation
+from harness.history.token_ids import common_prefix
+from harness.history.verdict import Verdict
+from harness.judging.checks.responses import otherwise
+from harness.judging.evidence import CellView
+from harness.judging.figures import OfEngine
+from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
+from harness.observed.cell import Answer
+from harness.scenarios.apis import WHOLE
+
+SAME, STREAMED, CACHED = "same-answer", "streamed", "cached-tokens"
+
+
+def asked_otherwise(cell: CellView) -> bool:
+    """Return whether the cell was asked in other ways than for whole completions."""
+    return any(o.api != WHOLE for o in cell.all_observations())
+
+
+def same_answer(cell: CellView) -> CheckResult:
+    """Check that an answer in pieces, or to messages, is that of the whole completion: tokens, text, log-probs, end,
+    accepted drafts, and P's token."""
+    findings: list[Finding] = []
+    judged = 0
+    answers = cell.answers()
+    whole = {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.api == WHOLE}
+    for o, leg, output in answers.values():
+        if o.api == WHOLE:
+            continue
+        twin = whole.get((o.prompt_id, o.instance))
+        if twin is None:
+            findings.append(cell.untested(SAME, "expected a whole completion to compare with, found none", o))
+            continue
+        judged += 1
+        findings += [
+            cell.finding(
+                SAME, Verdict.REGRESSION, damage, f"expected the {what} of the whole completion, {found}", o, _at(leg)
+            )
+            for what, damage, found in _differences(cell, o, leg, output, twin)
+        ]
+    return conclude(SAME, cell.id, judged, findings)
+
+
+def _at(leg: Leg) -> OfEngine:
+    return OfEngine(role=leg.role)
+
+
+def _differences(
+    cell: CellView, o: Observation, leg: Leg, output: tuple[int, ...], twin: Answer
+) -> Iterator[tuple[str, DamageClass, str]]:
+    """Yield what differs from the whole completion, with the damage and both figures in words."""
+    if output != twin.output:
+        at = common_prefix(output, twin.output)
+        found = f"found the first difference at output token {at} of {len(twin.output)}"
+        yield "tokens", "delivery" if _lost(leg) else cell.wrong_output, found
+        return
+    if leg.text != twin.leg.text:
+        at = common_prefix(leg.text or "", twin.leg.text or "")
+        yield "text", "text", f"found another one from character {at} on"
+    if leg.stop_reason != twin.leg.stop_reason:
+        yield "stop reason", "sampler", f"{twin.leg.stop_reason!r}, found {leg.stop_reason!r}"
+    yield from otherwise(cell, o, leg, twin)
+
+
+def _lost(leg: Leg) -> int:
+    """Return how many tokens the engine counted that did not come; negative for more, 0 where it did not count."""
+    counted = leg.counters.get("generation_tokens")
+    return 0 if counted is None else int(counted) - len(leg.output_ids or ())
+
+
+def has_streams(cell: CellView) -> bool:
+    """Return whether an answer came in pieces."""
+    return any(leg.streamed is not None for _, leg, _ in cell.answers().values())
+
+
+def streamed(cell: CellView) -> CheckResult:
+    """Check each answer in pieces by itself: as many tokens as the engine made and each piece says, an end in the last
+    piece alone, one usage behind it, and the end of the stream."""
+    findings: list[Finding] = []
+    judged = 0
+    for o, leg, _ in cell.answers().values():
+        if leg.streamed is None:
+            continue
+        judged += 1
+        findings += [
+            cell.finding(STREAMED, Verdict.REGRESSION, "delivery", f"{leg.role} engine: {words}", o, _at(leg))
+            for words in _stream_problems(o, leg)
+        ]
+    return conclude(STREAMED, cell.id, judged, findings)
+
+
+def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
+    found = leg.streamed
+    assert found is not None
+    lost = _lost(leg) if o.concurrent == 1 and not leg.ended_by_text else 0
+    if lost:
+        came = len(leg.output_ids or ())
+        yield (
+            f"expected the {came + lost} tokens that the engine counted, found {came} in the pieces of the stream: "
+            + (f"{lost} did not come" if lost > 0 else f"{-lost} came twice")
+        )
+    upto = tuple(accumulate(found.tokens))
+    for number, (said, have) in enumerate(zip(found.counted, upto, strict=False)):
+        if said is not None and said != have:
+            yield f"expected piece {number} to count {have} tokens up to its end in its usage, found {said}"
+            break
+    last = len(found.tokens) - 1
+    if found.ended_at != (last,):
+        pieces = ", ".join(map(str, found.ended_at)) or "none"
+        yield f"expected the finish reason in the last piece ({last}) alone, found it in {pieces}"
+    if found.usages != 1:
+        yield f"expected the usage of the whole answer once, behind its pieces, found it {found.usages} times"
+    if not found.closed:
+        yield "expected the stream to end with its end mark, found that it stopped before"
+
+
+def offers_cached_tokens(cell: CellView) -> bool:
+    """Return whether engines were asked to say how many prompt tokens were cached, or said it."""
+    asked = any(CACHED_TOKENS_FLAG in e.argv for role in cell.roles if (e := cell.engine(role)) is not None)
+    return asked or any(leg.cached_tokens is not None for o in cell.all_observations() for leg in o.legs)
+
+
+def cached_tokens(cell: CellView) -> CheckResult:
+    """Check that the usage of a request counts as many cached prompt tokens as the engine's counters: D says P's number
+    after a hand-off that tells it, and its own otherwise."""
+    findings: list[Finding] = []
+    judged = silent = 0
+    for o in cell.all_observations():
+        if o.error is not None or o.concurrent > 1:
+            continue
+        for leg in o.legs:
+            wanted = _cached(cell, o, leg)
+            if not wanted:
+                continue
+            if leg.cached_tokens is None:
+                silent += 1
+                continue
+            judged += 1
+            if leg.cached_tokens not in wanted:
+                message = (
+                    f"{leg.role} engine: expected usage to count {' or '.join(map(str, sorted(wanted)))} cached prompt "
+                    f"tokens, as the engines' counters show, found {leg.cached_tokens}"
+                )
+                findings.append(cell.finding(CACHED, Verdict.REGRESSION, "delivery", message, o, _at(leg)))
+    if silent:
+        message = f"expected usage to say how many prompt tokens were cached, found nothing in {silent} answers"
+        findings.append(cell.untested(CACHED, message))
+    return conclude(CACHED, cell.id, judged, findings)
+
+
+def _cached(cell: CellView, o: Observation, leg: Leg) -> set[int]:
+    """Return the numbers of cached tokens that an answer's usage may have; none where counters do not tell."""
+    if not leg.counters:
+        return set()
+    own = _counted(cell, leg.counters)
+    if leg.role != "decode" or o.route != "cell":
+        return {own} if o.route != "former-p" else set()
+    if cell.routed:
+        # The router hides what P said to D.
+        prefill = o.shared_counters.get("prefill")
+        return {own, _counted(cell, prefill)} if prefill else set()
+    prefilled = o.leg("prefill")
+    told = (prefilled.kv_transfer_params or {}).get("remote_prefill_cached_tokens") if prefilled is not None else None
+    if prefilled is None or not isinstance(told, int):
+        return {own}
+    return {_counted(cell, prefilled.counters) if prefilled.counters else told}
+
+
+def _counted(cell: CellView, counters: dict[str, float]) -> int:
+    """Return how many prompt tokens an engine counted as cached, its own and another's."""
+    if BY_SOURCE in cell.history.run.lacking:
+        return int(counters.get("prefix_hits", 0) + counters.get("external_hits", 0))
+    sources = ("local_cache_hit", "external_kv_transfer")
+    return int(sum(counters.get(f"prompt_tokens_{source}", 0) for source in sources))
