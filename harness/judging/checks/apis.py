@@ -15,6 +15,7 @@ from harness.judging.figures import OfEngine
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.observed.cell import Answer
 from harness.scenarios.apis import WHOLE
+from harness.util.text import counted
 
 SAME, STREAMED, CACHED = "same-answer", "streamed", "cached-tokens"
 
@@ -106,7 +107,7 @@ def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
             f"expected the {came + lost} tokens that the engine counted, found {came} in the pieces of the stream: "
             + (f"{lost} did not come" if lost > 0 else f"{-lost} came twice")
         )
-    upto = tuple(accumulate(found.tokens))
+    upto = accumulate(found.tokens)
     for number, (said, have) in enumerate(zip(found.counted, upto, strict=False)):
         if said is not None and said != have:
             yield f"expected piece {number} to count {have} tokens up to its end in its usage, found {said}"
@@ -122,9 +123,17 @@ def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
 
 
 def offers_cached_tokens(cell: CellView) -> bool:
-    """Return whether engines were asked to say how many prompt tokens were cached, or said it."""
+    """Return whether an engine says how many tokens of a prompt were cached, or was asked to, where counters tell."""
     asked = any(CACHED_TOKENS_FLAG in e.argv for role in cell.roles if (e := cell.engine(role)) is not None)
-    return asked or any(leg.cached_tokens is not None for o in cell.all_observations() for leg in o.legs)
+    return any(asked or leg.cached_tokens is not None for _, leg, _ in _told(cell))
+
+
+def _told(cell: CellView) -> Iterator[tuple[Observation, Leg, set[int]]]:
+    """Yield the answers to requests that had the engines to themselves, with the numbers of cached tokens that they may
+    say by the engines' counters."""
+    for o in cell.all_observations():
+        if o.error is None and o.concurrent == 1:
+            yield from ((o, leg, wanted) for leg in o.legs if (wanted := _cached(cell, o, leg)))
 
 
 def cached_tokens(cell: CellView) -> CheckResult:
@@ -132,26 +141,20 @@ def cached_tokens(cell: CellView) -> CheckResult:
     after a hand-off that tells it, and its own otherwise."""
     findings: list[Finding] = []
     judged = silent = 0
-    for o in cell.all_observations():
-        if o.error is not None or o.concurrent > 1:
+    for o, leg, wanted in _told(cell):
+        if leg.cached_tokens is None:
+            silent += 1
             continue
-        for leg in o.legs:
-            wanted = _cached(cell, o, leg)
-            if not wanted:
-                continue
-            if leg.cached_tokens is None:
-                silent += 1
-                continue
-            judged += 1
-            if leg.cached_tokens not in wanted:
-                message = (
-                    f"{leg.role} engine: expected usage to count {' or '.join(map(str, sorted(wanted)))} cached prompt "
-                    f"tokens, as the engines' counters show, found {leg.cached_tokens}"
-                )
-                findings.append(cell.finding(CACHED, Verdict.REGRESSION, "delivery", message, o, _at(leg)))
+        judged += 1
+        if leg.cached_tokens not in wanted:
+            message = (
+                f"{leg.role} engine: expected usage to count {' or '.join(map(str, sorted(wanted)))} cached prompt "
+                f"tokens, as the engines' counters show, found {leg.cached_tokens}"
+            )
+            findings.append(cell.finding(CACHED, Verdict.REGRESSION, "delivery", message, o, _at(leg)))
     if silent:
-        message = f"expected usage to say how many prompt tokens were cached, found nothing in {silent} answers"
-        findings.append(cell.untested(CACHED, message))
+        said = f"found nothing in {counted(silent, 'answer')}"
+        findings.append(cell.untested(CACHED, f"expected usage to say how many prompt tokens were cached, {said}"))
     return conclude(CACHED, cell.id, judged, findings)
 
 

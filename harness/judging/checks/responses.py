@@ -158,8 +158,9 @@ def response_invariants(cell: CellView) -> CheckResult:
                 words = "expected the token that stopped the request once, at the end, found it earlier too"
                 problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
             problems += [(p, engine) for p in _step_problems(o, leg)]
+            damage: DamageClass = "sampler" if leg.streamed is None else "delivery"
             findings += [
-                cell.finding(name, Verdict.REGRESSION, "sampler", f"{leg.role} engine: {words}", o, evidence)
+                cell.finding(name, Verdict.REGRESSION, damage, f"{leg.role} engine: {words}", o, evidence)
                 for words, evidence in problems
             ]
     return conclude(name, cell.id, judged, findings)

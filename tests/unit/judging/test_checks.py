@@ -49,6 +49,9 @@ def test_flawless_run_passes_every_check():
         "kv-handed-over",
         "kv-computed",
         "kv-kept",
+        "streamed",
+        "cached-tokens",
+        "same-answer",
     }
 
 

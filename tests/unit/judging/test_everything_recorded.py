@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.history.folder import load_history
-from harness.history.records import Leg, Observation, Speculation
+from harness.history.records import Leg, Observation, Speculation, Streamed
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafting, responses, tokens, transfer
 from harness.judging.checks.registry import check_names, judge
@@ -303,7 +303,12 @@ def documented() -> list[list[str]]:
 def test_documentation_says_of_every_recorded_field_which_check_reads_it():
     fields = [
         f"{prefix}{name}"
-        for prefix, model in (("", Observation), ("legs.", Leg), ("legs.speculation.", Speculation))
+        for prefix, model in (
+            ("", Observation),
+            ("legs.", Leg),
+            ("legs.speculation.", Speculation),
+            ("legs.streamed.", Streamed),
+        )
         for name in model.model_fields
     ]
     assert [re.sub("`", "", row[0]) for row in documented()] == fields

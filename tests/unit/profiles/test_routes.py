@@ -34,7 +34,7 @@ def test_shipped_profile_asks_pairs_both_ways_on_the_same_engines():
 
 def test_router_is_sent_only_what_it_can_do():
     works = {w.cell.id: w for w in prepare("cpu", ["pd-eagle3*"]).works}
-    assert set(works["pd-eagle3-router"].planned) == {"concurrent"}
+    assert set(works["pd-eagle3-router"].planned) == {"concurrent", "apis"}
     routed, direct = ({i.prompt.id for i in works[c].items} for c in ("pd-eagle3-router", "pd-eagle3"))
     assert routed < direct
 

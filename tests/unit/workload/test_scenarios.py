@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from harness.errors import ProfileError, UsageError
+from harness.history.records import Streamed
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, responses, transfer
 from harness.judging.checks import tokens as tokens_checks
@@ -106,6 +107,7 @@ def test_the_full_profile_has_every_scenario_of_the_plain_one():
         "appended-token",
         "features",
         "parameters",
+        "apis",
     ]
 
 
@@ -778,6 +780,43 @@ def test_a_trace_asks_with_parameters_too():
     assert [(s.feature, s.max_tokens, s.group) for s in run.sends] == [
         ("bad-words", 32, "cache a"), (None, None, "r0-1")
     ]  # fmt: skip
+
+
+APIS = {"id": "apis", "kind": "apis", "prompts": ["p96"]}
+
+
+def in_pieces(o, *tokens: int):
+    pieces = {"tokens": tokens, "characters": tokens, "counted": (None,) * len(tokens), "ended_at": (), "usages": 1}
+    return change_final(o, streamed=Streamed(**pieces, closed=True))
+
+
+@pytest.mark.parametrize(
+    ("cell", "pieces", "hits", "verdict"),
+    [
+        ("single-eagle3", (1, 4, 1), 32, Verdict.PASS),
+        # Drafts were accepted, and no piece has two tokens; and where nothing drafts.
+        ("single-eagle3", (1, 1, 1), 32, Verdict.UNKNOWN),
+        ("single-none", (1, 1, 1), 64, Verdict.PASS),
+        ("single-none", (0, 3), 64, Verdict.UNKNOWN),
+        ("single-none", None, 64, Verdict.UNKNOWN),
+        ("single-none", (1, 2), 32, Verdict.UNKNOWN),
+    ],
+)
+def test_a_stream_comes_in_pieces_and_finds_its_prompt_cached(cell, pieces, hits, verdict):
+    whole = in_scenario(cell, "apis", "completion", sequence=0)
+    o = in_scenario(cell, "apis", "completion-stream", sequence=1, api="completion-stream")
+    o = change_final(o, counters={"prefix_hits": float(hits)})
+    assert proof([whole, in_pieces(o, *pieces) if pieces else o], APIS, cell).verdict is verdict
+
+
+def test_each_api_is_asked_by_itself_and_an_endpoint_has_one_cache():
+    (script,) = scripts(scenario("apis"), KNOWN, "pd")
+    assert [(s.api, s.group) for s in script.sends] == [
+        ("completion", "ids"),
+        ("completion-stream", "ids"),
+        ("chat", "chat"),
+        ("chat-stream", "chat"),
+    ]
 
 
 PRESSURE = {"id": "pressure", "kind": "pressure", "load": ["p96", "p65"], "waiting": {"donor": "p96", "subject": "p96"}}
