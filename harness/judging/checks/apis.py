@@ -31,11 +31,13 @@ def same_answer(cell: CellView) -> CheckResult:
     findings: list[Finding] = []
     judged = 0
     answers = cell.answers()
-    whole = {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.api == WHOLE}
+    whole, chats = (
+        {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.api == api} for api in (WHOLE, "chat")
+    )
     for o, leg, output in answers.values():
         if o.api == WHOLE:
             continue
-        twin = whole.get((o.prompt_id, o.instance))
+        twin, chat = (found.get((o.prompt_id, o.instance)) for found in (whole, chats))
         if twin is None:
             findings.append(cell.untested(SAME, "expected a whole completion to compare with, found none", o))
             continue
@@ -44,7 +46,7 @@ def same_answer(cell: CellView) -> CheckResult:
             cell.finding(
                 SAME, Verdict.REGRESSION, damage, f"expected the {what} of the whole completion, {found}", o, _at(leg)
             )
-            for what, damage, found in _differences(cell, o, leg, output, twin)
+            for what, damage, found in (*_differences(cell, o, leg, output, twin), *_other_text(o, leg, twin, chat))
         ]
     return conclude(SAME, cell.id, judged, findings)
 
@@ -62,12 +64,22 @@ def _differences(
         found = f"found the first difference at output token {at} of {len(twin.output)}"
         yield "tokens", "delivery" if _lost(leg) else cell.wrong_output, found
         return
-    if leg.text != twin.leg.text:
-        at = common_prefix(leg.text or "", twin.leg.text or "")
-        yield "text", "text", f"found another one from character {at} on"
     if leg.stop_reason != twin.leg.stop_reason:
         yield "stop reason", "sampler", f"{twin.leg.stop_reason!r}, found {leg.stop_reason!r}"
     yield from otherwise(cell, o, leg, twin)
+
+
+def _other_text(o: Observation, leg: Leg, twin: Answer, chat: Answer | None) -> Iterator[tuple[str, DamageClass, str]]:
+    """Yield how the text of the same tokens is another one. A streamed chat has that of the whole chat: both may have
+    lost the marks of reasoning to a parser, which completions do not pass."""
+    other = chat.leg if o.api == "chat-stream" and chat is not None else twin.leg
+    parsed = other is twin.leg and leg.reasoning is not None
+    if parsed or other.output_ids != leg.output_ids:
+        return
+    for what, ours, theirs in (("text", leg.text, other.text), ("reasoning", leg.reasoning, other.reasoning)):
+        if ours != theirs:
+            at = common_prefix(ours or "", theirs or "")
+            yield what, "text", f"found another one from character {at} on"
 
 
 def _lost(leg: Leg) -> int:

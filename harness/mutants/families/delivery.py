@@ -79,7 +79,7 @@ declare(
 @patch("N42", _CHATS, "OpenAIServingChat.chat_completion_stream_generator", ("self", "request", "result_generator"))
 def _n42(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
     def change(body: dict[str, Any], _counts: dict[str, int]) -> bool:
-        choice = next(iter(body.get("choices") or ()), {})
+        choice: dict[str, Any] = next(iter(body.get("choices") or ()), {})
         if len(choice.get("token_ids") or ()) < 2:
             return False
         choice["delta"]["content"] = _without_first_word(choice["delta"].get("content") or "")
@@ -173,7 +173,7 @@ declare(
 @patch("N46", _STREAMS, "OpenAIServingCompletion.completion_stream_generator", ("self", "request", "engine_inputs"))
 def _n46(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
     def change(body: dict[str, Any], _counts: dict[str, int]) -> bool:
-        choice = next(iter(body.get("choices") or ()), {})
+        choice: dict[str, Any] = next(iter(body.get("choices") or ()), {})
         if choice.get("finish_reason") is None or len(choice.get("token_ids") or ()) < 2:
             return False
         choice["finish_reason"] = None

@@ -58,6 +58,25 @@ def test_another_answer_to_messages_is_a_regression(changes, words, damage):
     assert [(f.damage, words in f.message) for f in found.findings] == [(damage, True)]
 
 
+@pytest.mark.parametrize(
+    ("whole", "stream", "found"),
+    [
+        (("why w1", "why "), ("why w1", "why "), []),
+        (("why w1", "why "), ("why w1", "why w1"), ["reasoning"]),
+        (("why w1", "why "), ("why w1", None), ["reasoning"]),
+        (("why w1", "why "), ("hy w1", "hy "), ["text", "reasoning"]),
+    ],
+)
+def test_what_a_parser_has_cut_is_compared_within_the_chat_endpoint(whole, stream, found):
+    """Completions pass no parser, which takes the marks of reasoning out."""
+    chat, streamed_chat = (
+        asked(api, text=text, reasoning=reasoning)
+        for api, (text, reasoning) in (("chat", whole), ("chat-stream", stream))
+    )
+    cell = seen(asked("completion"), chat, pieces(streamed_chat))
+    assert [f.message.split()[2] for f in same_answer(cell).findings] == found
+
+
 def lossy(at: int = 3):
     """A stream that lost a token that the engine counted."""
     ids = asked("completion").final.output_ids
