@@ -17,6 +17,7 @@ from harness.commands.export import archive_of
 from harness.engines.command import INTERPRETER, MODEL_NAME, PROGRAM, EngineCommand, build_command
 from harness.engines.environment import EngineEnvironment
 from harness.errors import UsageError
+from harness.history.engine_interfaces import CACHED_TOKENS_FLAG
 from harness.history.records import COLD
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Cell, Role
@@ -218,8 +219,9 @@ def _interpreted(variables: str) -> bool:
 
 
 def _arguments(command: EngineCommand) -> list[str]:
-    """Return the arguments of ``vllm serve``: the model, then the others, without the guard of this project."""
-    words = command.argv[command.argv.index(PROGRAM) + 1 :]
+    """Return the arguments of ``vllm serve``: the model, then the others, without the guard of this project and what
+    answers need not say."""
+    words = [word for word in command.argv[command.argv.index(PROGRAM) + 1 :] if word != CACHED_TOKENS_FLAG]
     for option in ("--middleware", "--model"):
         at = words.index(option)
         taken, words = words[at + 1], [*words[:at], *words[at + 2 :]]
