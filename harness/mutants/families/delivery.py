@@ -17,7 +17,7 @@ _MARK = "data: "
 
 declare(
     Mutant(
-        "N41",
+        "N40",
         "a stream loses the first token of a piece that holds several",
         "class of vllm #55195, #30866",
         "decode",
@@ -27,8 +27,8 @@ declare(
 )
 
 
-@patch("N41", _STATE, "RequestState._new_completion_output", ("self", "token_ids", "finish_reason", "stop_reason"))
-def _n41(original: Any, active: Active, self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any) -> Any:
+@patch("N40", _STATE, "RequestState._new_completion_output", ("self", "token_ids", "finish_reason", "stop_reason"))
+def _n40(original: Any, active: Active, self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any) -> Any:
     output = original(self, token_ids, finish_reason, stop_reason)
     if self.output_kind.name == "DELTA" and len(output.token_ids) > 1 and active():
         active.fired()
@@ -66,7 +66,7 @@ async def _changed(events: AsyncIterator[str], active: Active, change: Change) -
 
 declare(
     Mutant(
-        "N42",
+        "N41",
         "a chat stream loses the text of a piece that holds several tokens",
         "class of vllm #55195, #30866",
         "decode",
@@ -76,8 +76,8 @@ declare(
 )
 
 
-@patch("N42", _CHATS, "OpenAIServingChat.chat_completion_stream_generator", ("self", "request", "result_generator"))
-def _n42(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
+@patch("N41", _CHATS, "OpenAIServingChat.chat_completion_stream_generator", ("self", "request", "result_generator"))
+def _n41(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
     def change(body: dict[str, Any], _counts: dict[str, int]) -> bool:
         choice: dict[str, Any] = next(iter(body.get("choices") or ()), {})
         if len(choice.get("token_ids") or ()) < 2:
@@ -90,7 +90,7 @@ def _n42(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
 
 declare(
     Mutant(
-        "N43",
+        "N42",
         "the chat endpoint adds special tokens to a prompt that was handed over",
         "class of vllm #44151",
         "decode",
@@ -101,12 +101,12 @@ declare(
 
 
 @patch(
-    "N43",
+    "N42",
     "vllm.entrypoints.openai.chat_completion.protocol",
     "ChatCompletionRequest.build_tok_params",
     ("self", "model_config"),
 )
-def _n43(original: Any, active: Active, self: Any, model_config: Any) -> Any:
+def _n42(original: Any, active: Active, self: Any, model_config: Any) -> Any:
     if self.kv_transfer_params is not None and active():
         active.fired()
         self.add_special_tokens = True
@@ -115,7 +115,7 @@ def _n43(original: Any, active: Active, self: Any, model_config: Any) -> Any:
 
 declare(
     Mutant(
-        "N44",
+        "N43",
         "a stream says that nothing was cached",
         "usage that is taken before it is known",
         "decode",
@@ -125,8 +125,8 @@ declare(
 )
 
 
-@patch("N44", _STATE, "RequestState._new_request_output", ("self", "external_req_id", "outputs", "finished"))
-def _n44(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> Any:
+@patch("N43", _STATE, "RequestState._new_request_output", ("self", "external_req_id", "outputs", "finished"))
+def _n43(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> Any:
     output = original(self, *args, **kwargs)
     if self.output_kind.name == "DELTA" and output.num_cached_tokens and active():
         active.fired()
@@ -136,7 +136,7 @@ def _n44(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) ->
 
 declare(
     Mutant(
-        "N45",
+        "N44",
         "the usage of a stream counts pieces instead of tokens",
         "usage that takes every piece for a token",
         "decode",
@@ -146,8 +146,8 @@ declare(
 )
 
 
-@patch("N45", _STREAMS, "OpenAIServingCompletion.completion_stream_generator", ("self", "request", "engine_inputs"))
-def _n45(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
+@patch("N44", _STREAMS, "OpenAIServingCompletion.completion_stream_generator", ("self", "request", "engine_inputs"))
+def _n44(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
     def change(body: dict[str, Any], counts: dict[str, int]) -> bool:
         counts["pieces"] = counts.get("pieces", 0) + bool(body.get("choices"))
         if not body.get("usage"):
@@ -160,7 +160,7 @@ def _n45(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
 
 declare(
     Mutant(
-        "N46",
+        "N45",
         "a stream ends without a finish reason",
         "a last piece of several tokens whose end is overlooked",
         "decode",
@@ -170,8 +170,8 @@ declare(
 )
 
 
-@patch("N46", _STREAMS, "OpenAIServingCompletion.completion_stream_generator", ("self", "request", "engine_inputs"))
-def _n46(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
+@patch("N45", _STREAMS, "OpenAIServingCompletion.completion_stream_generator", ("self", "request", "engine_inputs"))
+def _n45(original: Any, active: Active, *args: Any, **kwargs: Any) -> Any:
     def change(body: dict[str, Any], _counts: dict[str, int]) -> bool:
         choice: dict[str, Any] = next(iter(body.get("choices") or ()), {})
         if choice.get("finish_reason") is None or len(choice.get("token_ids") or ()) < 2:
