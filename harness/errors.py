@@ -13,12 +13,16 @@
         ├── EngineDiedError      an engine ended while it was in use
         ├── StorageError         a record or report cannot be written
         └── HandoffError         the P/D hand-off broke (HTTP error, missing parameters)
-            └── RequestTimeoutError    no complete response in time
+            ├── RequestTimeoutError    no complete response in time
+            └── FailedAnswerError      a response with another status than 200
+                └── RefusedError       status 400: the engine would not take the request
 
 Messages say what was expected, what was found, and what to do.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from harness import redact
 
@@ -82,7 +86,12 @@ class MutantRefusedError(EngineStartError):
 
 
 class EngineDiedError(InfrastructureError):
-    pass
+    def __init__(self, message: str, code: int | None = None, words: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        """The exit code of its process, negative for a signal; None where that is not known."""
+        self.words = words
+        """The exception that it logged; empty if it logged none."""
 
 
 class StorageError(InfrastructureError):
@@ -93,12 +102,22 @@ class HandoffError(InfrastructureError):
     pass
 
 
-class RefusedError(HandoffError):
-    """An engine would not take a request as it was sent: nothing was computed for it."""
-
-
 class RequestTimeoutError(HandoffError):
     pass
+
+
+class FailedAnswerError(HandoffError):
+    def __init__(self, message: str, role: Literal["single", "prefill", "decode"], status: int, words: str) -> None:
+        super().__init__(message)
+        self.role = role
+        """Role in which the engine was asked."""
+        self.status = status
+        self.words = redact.text(words)
+        """The body of the response, of which only the beginning is kept."""
+
+
+class RefusedError(FailedAnswerError):
+    """An engine would not take a request as it was sent: nothing was computed for it."""
 
 
 class AbandonedError(HandoffError):

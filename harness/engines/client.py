@@ -27,9 +27,9 @@ from harness.engines.response import (
     token_ids,
     transfer_params,
 )
-from harness.errors import AbandonedError, HandoffError, RefusedError, RequestTimeoutError
-from harness.history.records import Leg, Sibling, Speculation
-from harness.profiles.cells import SECOND_P, Role
+from harness.errors import AbandonedError, FailedAnswerError, HandoffError, RefusedError, RequestTimeoutError
+from harness.history.records import Leg, Sibling, Speculation, leg_role
+from harness.profiles.cells import Role
 from harness.profiles.scenarios import Abandon, Api
 from harness.prompts.messages import Messages
 
@@ -174,7 +174,8 @@ class Client:
         how the answer is asked for; of Messages it is at the chat endpoint.
 
         Raises AbandonedError when it was given up, RefusedError when the engine would not take the request,
-        HandoffError when there is no answer, its status is not 200, or it has an unexpected shape.
+        FailedAnswerError for another status than 200, HandoffError when there is no answer or it has an unexpected
+        shape.
         """
         role = role or self.role
         before = self._snapshot
@@ -282,11 +283,14 @@ def parse_completion(
     answers: int = 1,
     api: Api = "completion",
 ) -> Leg:
-    """Turn a completion response into a Leg. Raises RefusedError for status 400, HandoffError when it is not a valid
-    completion."""
+    """Turn a completion response into a Leg. Raises RefusedError for status 400, FailedAnswerError for others than 200,
+    HandoffError when it is not a valid completion."""
     if status != 200:
-        raise (RefusedError if status == 400 else HandoffError)(
-            f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}"
+        raise (RefusedError if status == 400 else FailedAnswerError)(
+            f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}",
+            role=leg_role(role),
+            status=status,
+            words=redact.quoted(text, 300),
         )
     try:
         body, streamed = body_of(text, api)
@@ -300,7 +304,7 @@ def parse_completion(
         best = _best_two(logprobs.get("top_logprobs"))
         scored = None if rescore_from is None else _rescored(choice, rescore_from)
         leg = Leg(
-            role="prefill" if role == SECOND_P else role,
+            role=leg_role(role),
             request_id=request_id,
             status=status,
             echoed_ids=token_ids(choice.get("prompt_token_ids")),

@@ -139,6 +139,17 @@ class Launcher:
         if self.ended:
             raise EngineDiedError(f"{self._group.id}: its engines were ended from outside")
 
+    def first_gone(self) -> tuple[Role, EngineDiedError] | None:
+        """Return an engine that ended by itself, with its end; None if there is none, or all are being ended."""
+        if self.ended:
+            return None
+        for role, process in self.processes.items():
+            try:
+                process.require_alive()
+            except EngineDiedError as error:
+                return role, error
+        return None
+
     def require_alive(self) -> None:
         """Raise EngineDiedError when an engine is gone or is being ended, even if it is still alive."""
         self.require_not_ended()

@@ -47,8 +47,8 @@ class Ask(NamedTuple):
     former: Mapping[str, Any] | None = None
     """For a request to D alone, parameters of an earlier hand-off, as from a P that was restarted since: another engine
     answers at its address, so D cannot fetch anything."""
-    restarted: bool = False
-    """Whether P was restarted since, so that ``former`` need not be made to name another engine."""
+    as_given: bool = False
+    """Whether ``former`` is sent as it is, and not made to name another engine: P was restarted since, or is meant."""
     appended: bool = False
     """Whether the last token of the payload, which is of ids then, is P's answer: P is asked for the others alone."""
     fields: Mapping[str, Any] = MappingProxyType({})
@@ -59,6 +59,8 @@ class Ask(NamedTuple):
     """Parameters of D's last answer, by which P may read its blocks; None: P reads nothing."""
     api: Api = "completion"
     """How the answer is asked for; of Messages at the chat endpoint."""
+    p_tokens: int = 1
+    """Output tokens that P is asked for in a hand-off."""
 
     @property
     def prefilled(self) -> list[int] | str | Messages:
@@ -135,7 +137,7 @@ class Exchange:
             self._sampling(ask),
             new_id(),
             ask.salt or new_id(),
-            ask.former if ask.restarted or ask.former is None else {**ask.former, "remote_engine_id": new_id()},
+            ask.former if ask.as_given or ask.former is None else {**ask.former, "remote_engine_id": new_id()},
             role=ask.alone,
             await_counters=("finished_requests",),
             count=ask.counted,
@@ -190,7 +192,7 @@ class Exchange:
         try:
             prefill = p.complete(
                 ask.prefilled,
-                Sampling(1, self._workload.logprobs, ask.temperature),
+                Sampling(ask.p_tokens, self._workload.logprobs, ask.temperature),
                 request_id,
                 salt,
                 ask.read_back or REMOTE_DECODE,

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
+
+import httpx
 
 from harness import redact
 from harness.engines.api_key import ApiKey
@@ -21,8 +24,16 @@ from harness.engines.places import EngineHandle, Places
 from harness.engines.readiness import Readiness
 from harness.engines.request import Ask, payload
 from harness.engines.routers import Routers
-from harness.errors import HandoffError
-from harness.history.records import EngineRecord, Form, Leg, Observation, unverified_tokens
+from harness.errors import EngineDiedError, FailedAnswerError, HandoffError
+from harness.history.records import (
+    EngineRecord,
+    Failure,
+    Form,
+    Leg,
+    Observation,
+    leg_role,
+    unverified_tokens,
+)
 from harness.profiles.cells import SECOND_P, Cell, EngineGroup, Role
 from harness.profiles.kv_layout import modules_in
 from harness.profiles.model import Profile
@@ -34,8 +45,20 @@ _POLL_S = 0.25
 _RESET_S = 5.0
 _SETTLED_S = 0.1
 """Seconds without growth after which counters are taken to be final: longer than a step on a busy machine."""
+_END_S = 15.0
+"""Seconds within which a server ends whose engine has ended: it answers what is under way before."""
 _MOST_AT_ONCE = 10_000
 """Far above what is ever sent at once: each request of a stage needs a thread, or the others would wait for it."""
+
+
+class Broken(NamedTuple):
+    """A request without an answer."""
+
+    error: str
+    failure: Failure | None = None
+    """What came of an engine in place of the answer."""
+    gone: EngineDiedError | None = None
+    """Why the engines cannot be asked any more; None while all of them are alive."""
 
 
 class EngineGroupSession:
@@ -131,7 +154,28 @@ class EngineGroupSession:
         begun = time.monotonic()
         self._report_left_over(self._launcher.restart(role))
         self._take_in(role, begun)
-        self._exchange.kept_by_p = 0
+        if role == "prefill":
+            self._exchange.kept_by_p = 0
+
+    def restart_d(self) -> None:
+        """End D and start it again, as ``restart`` does, and do a hand-off to it."""
+        self.restart("decode")
+        self._warm_up_again()
+
+    def restart_ended(self) -> None:
+        """Start the engines again that have ended. Raises as ``restart`` does."""
+        ended = False
+        while (gone := self._launcher.first_gone()) is not None:
+            self.restart(gone[0])
+            ended = True
+        if ended and "decode" in self._launcher.processes:
+            self._warm_up_again()
+
+    def _warm_up_again(self) -> None:
+        begun = time.monotonic()
+        self._readiness.warm_up_hand_off(self._exchange)
+        self.refresh_counters()
+        self.restart_seconds += time.monotonic() - begun
 
     def second_p(self) -> None:
         """Start another P beside the pair, if there is none yet, and do a hand-off from it. Raises HandoffError when it
@@ -247,7 +291,8 @@ class EngineGroupSession:
     def _observe_once(self, cell: Cell, prompt: Prompt, form: Form, sequence: int) -> Observation:
         legs: list[Leg] = []
         started = clock.now()
-        error, shared = self.ask_counted(Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed), legs)
+        ask = Ask(cell.topology == "pd", payload(prompt, form), routed=cell.routed)
+        broken, shared = self.ask_counted(ask, legs)
         return Observation(
             cell=cell.id,
             prompt_id=prompt.id,
@@ -260,39 +305,93 @@ class EngineGroupSession:
             legs=tuple(legs),
             max_tokens=self.profile.workload.max_tokens,
             shared_counters=shared,
-            error=error,
+            error=broken.error if broken is not None else None,
+            failure=broken.failure if broken is not None else None,
             started_at=started,
         )
 
-    def ask_counted(self, ask: Ask, legs: list[Leg]) -> tuple[str | None, dict[str, dict[str, float]]]:
-        """Send a request that has the engines to itself, as ``ask`` does.
+    def ask_counted(self, ask: Ask, legs: list[Leg]) -> tuple[Broken | None, dict[str, dict[str, float]]]:
+        """Send a request that has the engines to itself, as ``attempt`` does.
 
         Also return the growth of P's counters if a router hands off, because P's leg is not visible then.
         """
         if not (ask.routed and ask.hand_off):
-            return self.ask(ask, legs), {}
+            return self.attempt(ask, legs), {}
         prefill = self._launcher.clients["prefill"]
         before = prefill.last_snapshot
-        error = self.ask(ask, legs)
+        broken = self.attempt(ask, legs)
+        if broken is not None and broken.gone is not None:
+            return broken, {}
         try:
-            return error, {"prefill": prefill.counters_after(before, {"finished_requests": 1})}
+            return broken, {"prefill": prefill.counters_after(before, {"finished_requests": 1})}
         except HandoffError as failure:
-            self._launcher.dump_stacks_on_timeout(failure, "request")
-            self.require_alive()
-            return error or str(failure), {}
+            return broken or self._broken(failure), {}
 
     def ask(self, ask: Ask, legs: list[Leg]) -> str | None:
-        """Send a request, appending each leg as soon as it is answered; return the failure, or None. Raises
-        EngineDiedError when an engine of the group is gone."""
+        """Send a request as ``attempt`` does; return why there is no answer, or None. Raises EngineDiedError when an
+        engine of the group is gone."""
+        broken = self.attempt(ask, legs)
+        if broken is None:
+            return None
+        if broken.gone is not None:
+            raise broken.gone
+        return broken.error
+
+    def attempt(self, ask: Ask, legs: list[Leg]) -> Broken | None:
+        """Send a request, appending each leg as soon as it is answered; return what came in place of an answer, or
+        None."""
         try:
             self._exchange.send(ask, legs)
         except HandoffError as failure:
-            self._launcher.dump_stacks_on_timeout(failure, "request")
-            self.require_alive()
-            return str(failure)
+            return self._broken(failure)
         finally:
             legs[:] = map(self._described, legs)
         return None
+
+    def _broken(self, error: HandoffError) -> Broken:
+        """Return what is known of a request without an answer, once it is known whether the engines are alive."""
+        self._launcher.dump_stacks_on_timeout(error, "request")
+        said = None
+        if isinstance(error, FailedAnswerError):
+            said = Failure(role=error.role, status=error.status, words=error.words)
+            if said.by_itself:
+                self._await_end()
+        try:
+            self.require_alive()
+        except EngineDiedError as gone:
+            end = self._launcher.first_gone()
+            if end is not None and end[1].code is not None:
+                role, died = end
+                status = said.status if said is not None else None
+                said = Failure(role=leg_role(role), status=status, words=died.words, ended=died.code)
+            return Broken(f"{error}; {gone}", said, gone)
+        return Broken(str(error), said)
+
+    def end_of(self, seconds: float) -> Broken | None:
+        """Return the end of an engine that comes within some seconds; None if none does."""
+        until = time.monotonic() + seconds
+        while all(map(self._is_well, self._launcher.clients.values())):
+            if time.monotonic() > until:
+                return None
+            time.sleep(_POLL_S)
+        self._await_end()
+        broken = self._broken(HandoffError("no answer"))
+        return broken if broken.gone is not None else None
+
+    def _await_end(self) -> None:
+        """Wait until a server whose engine has ended, which it tells with its health, has ended, too."""
+        until = time.monotonic() + _END_S
+        while not all(map(self._is_well, self._launcher.clients.values())) and time.monotonic() < until:
+            if self._launcher.first_gone() is not None or self.ended:
+                return
+            time.sleep(_POLL_S)
+
+    @staticmethod
+    def _is_well(client: Client) -> bool:
+        try:
+            return client.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def _described(self, leg: Leg) -> Leg:
         """Return an answer with the text of its tokens, that says which of its steps may have fewer than k drafts."""

@@ -154,7 +154,8 @@ class History(Strict):
         if cell not in self._first_answers:
             found: dict[tuple[int, ...], Observation] = {}
             for o in sorted(self.in_order(cell), key=lambda o: (o.scenario != COLD, o.concurrent > 1)):
-                if o.error is None and o.route == "cell" and o.scenario != RESCORE and o.final is not None:
+                asked = o.route == "cell" and o.mistake is None and o.scenario != RESCORE
+                if asked and o.error is None and o.final is not None:
                     found.setdefault(o.sent_ids, o)
             self._first_answers[cell] = found
         return self._first_answers[cell]

@@ -28,7 +28,18 @@ from harness.history.records import (
 from harness.profiles.cells import CellName
 from harness.util.files import sha256_json
 
-_AS_PLANNED = ("sequence", "route", "max_tokens", "temperature", "concurrent", "stage", "abandon", "feature", "api")
+_AS_PLANNED = (
+    "sequence",
+    "route",
+    "max_tokens",
+    "temperature",
+    "concurrent",
+    "stage",
+    "abandon",
+    "feature",
+    "api",
+    "mistake",
+)
 """Fields that an observation and its row of the plan have in common, beside those that identify the request."""
 ROUTER = "router"
 """Role of routers, of which each cell may start one of its own."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from harness.history.verdict import Verdict
+from harness.profiles.cells import Role
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
 from harness.profiles.scenarios import CHANGING, Abandon, Api, Feature, Parameter, stop_at
@@ -22,11 +23,9 @@ RESCORE = "rescore"
 to show how it rounds (``harness.history.rounding``)."""
 COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
-SentTo = Literal["cell", "prefill", "local", "former-p"]
-"""Where a request goes: through the cell's topology, to P alone, or to the answering engine alone."""
-
-_REFUSED = re.compile(r"expected status 200 for request \S+, found 400: ")
-"""How ``harness.engines.client`` words it."""
+SentTo = Literal["cell", "prefill", "local", "former-p", "reference"]
+"""Where a request goes: through the cell's topology, to P alone, to the answering engine alone, or to D with the
+parameters of an earlier hand-off, as if that P had been restarted since, or as they are."""
 
 Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A number that an engine counted: any that a column can hold, so that a wrong one is recorded and judged."""
@@ -52,6 +51,11 @@ LegRole = Literal["single", "prefill", "decode"]
 """Role in which an engine answers: in a P/D pair, D also answers requests alone, as ``single``."""
 
 
+def leg_role(role: Role) -> LegRole:
+    """Return the role in which an engine answers: a second P as the first."""
+    return "prefill" if role == "second-prefill" else role
+
+
 class PlannedRequest(Strict):
     """A request that a run is to send to a cell exactly once, as written down before any engine is started."""
 
@@ -72,6 +76,7 @@ class PlannedRequest(Strict):
     abandon: Abandon | None = None
     feature: Feature | Parameter | None = None
     api: Api = "completion"
+    mistake: str | None = None
     legs: tuple[LegRole, ...]
     """Roles of the engines whose answers are recorded, in order. A router hides P's answer."""
 
@@ -183,6 +188,48 @@ class Leg(Strict):
         return self.counters.get("prompt_tokens_external_kv_transfer", self.counters.get("external_hits", 0.0))
 
 
+class Failure(Strict):
+    """What came of an engine in place of an answer: a response with another status than 200, or its end."""
+
+    role: LegRole
+    """Role in which it was asked; of one that ended, its own."""
+    status: int | None = None
+    """None where the engine ended without a response."""
+    words: str
+    """Its own: the body of the response, or the exception that it logged before it ended."""
+    ended: Count | None = None
+    """The exit code of its process, negative for a signal; None while it is alive."""
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the engine failed by its own doing: one that is busy, was ended by a signal that others send, or did
+        not say why it ended, may have failed for what the machine did."""
+        if self.ended is not None:
+            return self.ended not in _SENT_BY_OTHERS and bool(self.words)
+        return self.status is not None and self.status >= _SERVER_ERROR and self.status not in _BUSY
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine is alive and said that it does not answer such a request."""
+        return self.ended is None and self.status is not None
+
+
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_BUSY = (503, 504)
+_SENT_BY_OTHERS = (-1, -2, -9, -15)
+"""HUP, INT, KILL (also the kernel's, for want of memory) and TERM."""
+
+
+class SecondTry(Strict):
+    """What came of a request that was sent again, the requests before it in its script included, with caches of its
+    own, because an engine had failed at it."""
+
+    failure: Failure | None = None
+    error: str | None = None
+    """Why there is no answer, or why the request could not be sent again."""
+    legs: tuple[Leg, ...] = ()
+
+
 class Observation(Strict):
     """All responses to one prompt in one cell, as recorded."""
 
@@ -214,6 +261,9 @@ class Observation(Strict):
     """The fields of the request's body that asked for it; empty in records of earlier versions."""
     api: Api = "completion"
     """How its answer was asked for; P's is always asked for whole."""
+    mistake: str | None = None
+    """What was done to its hand-off that a router should not do: its answer is right or refused, and not judged
+    otherwise."""
     shared_counters: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Increase of each engine's counters over several requests: those under way together; on P, a request and those
     sent between its legs; or a request that a router handed off."""
@@ -233,6 +283,10 @@ class Observation(Strict):
     """2 when D received the request after P's lease had ended (``came_late``), so that the hand-off was repeated; the
     second one is recorded."""
     error: str | None = None
+    failure: Failure | None = None
+    """What came of an engine in place of an answer; None where there was an answer, or nothing came at all."""
+    second_try: SecondTry | None = None
+    """Of a request at which an engine failed by itself."""
     started_at: float
     """Time by ``harness.util.clock``; in a resumed run, each process has its own clock."""
 
@@ -288,7 +342,7 @@ class Observation(Strict):
     @property
     def refused(self) -> bool:
         """Whether the engine would not take the request as it was sent."""
-        return self.error is not None and _REFUSED.search(self.error) is not None
+        return self.failure is not None and self.failure.status == _BAD_REQUEST
 
     @property
     def answers(self) -> int:
@@ -303,9 +357,15 @@ class Observation(Strict):
         return asked if isinstance(asked, int) else None
 
     @property
+    def asked_for(self) -> tuple[object, ...]:
+        """What was asked for: requests that are equal in this have the same right answer."""
+        return self.sent_ids, self.form, self.max_tokens, self.temperature, self.feature
+
+    @property
     def cut_short(self) -> bool:
-        """Whether the exchange broke or was to be given up, so that its answer is not judged."""
-        return self.error is not None or self.abandon is not None
+        """Whether the exchange broke or was to be given up, or its hand-off mistaken, so that its answer is not judged
+        as others are."""
+        return self.error is not None or self.abandon is not None or self.mistake is not None
 
     def came_late(self, lease_s: float) -> bool:
         """Return whether D's engine received the request when P's lease had ended or could no longer be renewed.

@@ -114,6 +114,18 @@ class IncompleteCell(Strict):
     reason: str
 
 
+class FailedRequest(Strict):
+    """What came of an engine in place of an answer."""
+
+    role: str
+    status: int | None
+    exit_code: int | None
+    """Of an engine that ended, negative for a signal."""
+    words: str
+    answered_by: str = ""
+    """The cell of this run that answered the same request."""
+
+
 class EchoDifference(Strict):
     """Prompt ids as sent and as an engine saw them, from the start to shortly after the first difference."""
 
@@ -351,6 +363,7 @@ class AcceptanceTestEvidence(TokenTestEvidence):
 
 FindingEvidence = (
     IncompleteCell
+    | FailedRequest
     | EchoDifference
     | OfEngine
     | StopToken

@@ -37,6 +37,7 @@ DamageClass = Literal[
     "routing",
     "blocks-kept",
     "reuse-lost",
+    "no-answer",
     "baseline",
 ]
 

@@ -295,6 +295,47 @@ class AppendedToken(_Scenario):
         return True
 
 
+Mistake = Literal["used-twice", "used-late", "shared", "retried", "more-tokens", "asked-twice"]
+"""What a router or a proxy may do to a hand-off: D is asked with P's parameters again, again after P has computed
+others that use up its pool, several times at once, or again after the client gave up the first answer; P is asked for
+more than one token; or P is asked twice, and D with the parameters of the first answer."""
+
+
+class HandOffMistakes(_Scenario):
+    """What a router or a proxy may do to a hand-off and should not: D has to answer as ever, or to refuse.
+
+    Each mistake is made with each prompt, and each parameter in ``lost`` is left out of a hand-off of its own. D is
+    started again where it ended, or has not answered in ``patience_s`` seconds.
+    """
+
+    kind: Literal["hand-off-mistakes"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    mistakes: tuple[Mistake, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Names of P's parameters."""
+    fill: tuple[str, ...] = ()
+    """Prompts that use up P's pool, for ``used-late``."""
+    siblings: int = Field(default=3, ge=2)
+    """Requests that are sent at once with the parameters of one hand-off, for ``shared``."""
+    patience_s: float = Field(default=10.0, gt=0, le=60)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.mistakes and not self.lost:
+            raise ValueError("expected mistakes, or parameters that get lost")
+        if ("used-late" in self.mistakes) != bool(self.fill):
+            raise ValueError("expected prompts to fill P's pool with (fill) for used-late, and for nothing else")
+        return self
+
+    @property
+    def topologies(self) -> tuple[Topology, ...]:
+        return ("pd",)
+
+    @property
+    def may_answer_nothing(self) -> bool:
+        return True
+
+
 class SharedBlock(_Scenario):
     """Two prompts share blocks but not what precedes them; a third puts the second's first block into the cache."""
 
@@ -586,6 +627,7 @@ Scenario = Annotated[
     | Recovery
     | SecondPrefill
     | AppendedToken
+    | HandOffMistakes
     | SharedBlock
     | Continuation
     | SameStep

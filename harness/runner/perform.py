@@ -1,12 +1,17 @@
-"""Send all requests of a cell to its running engines."""
+"""Send all requests of a cell to its running engines, and those at which an engine failed a second time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from harness.engines.session import EngineGroupSession
-from harness.history.records import Observation
+from harness.errors import HandoffError, InfrastructureError
+from harness.history.records import Observation, SecondTry
+from harness.profiles.cells import Cell
 from harness.runner.play import Player
+from harness.scenarios.base import Script
 from harness.workload.cells import CellWork
 
 
@@ -15,10 +20,61 @@ def perform(session: EngineGroupSession, work: CellWork) -> Iterator[Observation
     when an engine of the group died."""
     sequence = 0
     for item in work.items:
-        yield session.observe(work.cell, item.prompt, item.form, sequence)
+        ask = partial(session.observe, work.cell, item.prompt, item.form, sequence)
+        observation = ask()
+        yield _tried_again(session, observation, ask) if failed(observation) else observation
+        if observation.error is not None:
+            session.require_alive()
         sequence += 1
-    player = Player(session, work.cell)
     for script in work.scripts:
-        for observation in player.play(script, sequence):
+        broke = False
+        for observation in _played(session, work.cell, script, sequence):
+            broke = broke or observation.error is not None
             yield observation
             sequence += 1
+        if broke:
+            session.require_alive()
+
+
+def failed(o: Observation) -> bool:
+    """Return whether an engine failed by itself at a request, which is then sent a second time."""
+    return o.failure is not None and o.failure.by_itself and o.mistake is None
+
+
+def _played(session: EngineGroupSession, cell: Cell, script: Script, sequence: int) -> Iterator[Observation]:
+    """Yield the observations of a script. From the first one on at which an engine failed, they come after the script
+    was played once more, which must not come between its requests."""
+    held: list[Observation] = []
+    for observation in Player(session, cell).play(script, sequence):
+        if held or failed(observation):
+            held.append(observation)
+        else:
+            yield observation
+    again: dict[str, Observation] = {}
+
+    def once_more(key: str) -> Observation:
+        if not again:
+            again.update((o.key, o) for o in Player(session, cell).play(script, sequence))
+        if key not in again:
+            raise HandoffError("an engine ended before it, at another request of its script")
+        return again[key]
+
+    for observation in held:
+        ask = partial(once_more, observation.key)
+        yield _tried_again(session, observation, ask) if failed(observation) else observation
+
+
+def _tried_again(session: EngineGroupSession, first: Observation, ask: Callable[[], Observation]) -> Observation:
+    """Return an observation with what comes of the same request a second time. An engine that ended is started again
+    before that."""
+    try:
+        if first.failure is not None and first.failure.ended is not None:
+            session.restart_ended()
+        second = ask()
+        tried = SecondTry(failure=second.failure, error=second.error, legs=second.legs)
+    except InfrastructureError as why:
+        tried = SecondTry(error=f"it could not be sent again: {why}")
+    with contextlib.suppress(HandoffError):
+        # So that nothing of it is charged to the next request.
+        session.settle()
+    return first.model_copy(update={"second_try": tried})

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
 from harness.engines.client import Client
 from harness.engines.counters import LATE_COUNTERS, credited, delta
 from harness.engines.request import Ask, payload
-from harness.engines.session import EngineGroupSession
-from harness.errors import HandoffError
-from harness.history.records import Leg, Observation
+from harness.engines.session import Broken, EngineGroupSession
+from harness.errors import EngineDiedError, HandoffError
+from harness.history.records import Failure, Leg, Observation
 from harness.profiles.cells import Cell, Role
 from harness.profiles.scenarios import is_chat
 from harness.prompts.messages import Messages, messages_of
@@ -29,6 +30,8 @@ _AGEING = 4
 """Requests under way at once that make engines old; more do not make it faster on CPUs."""
 _SHORT = 5
 """Tokens of their prompts."""
+_END_S = 2.0
+"""Seconds within which an engine ends when it is told that the client of a request is gone."""
 _ARRIVE_S = 30.0
 """Seconds to wait for requests of a stage that may have failed."""
 
@@ -43,6 +46,19 @@ class SentRequest:
         self.fields: Mapping[str, Any] = {}
         self.error: str | None = None
         self.aged_by: dict[str, int] = {}
+        self.failure: Failure | None = None
+        self.ended = False
+        """Whether the engines cannot be asked any more."""
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether it was given up before there was an answer of the engine that gives the output."""
+        return self.error is None and all(leg.role == "prefill" for leg in self.legs)
+
+    def broke(self, broken: Broken | None) -> None:
+        """Take in that there is no answer, unless ``broken`` is None."""
+        if broken is not None:
+            self.error, self.failure, self.ended = broken.error, broken.failure, broken.gone is not None
 
 
 class SharedCounters:
@@ -76,7 +92,8 @@ class SharedCounters:
         return answered == role or (answered == "single" and role == "decode")
 
 
-_ALONE: dict[str, Role] = {"prefill": "prefill", "former-p": "decode"}
+_NO_REFERENCE = "expected a hand-off before this request, whose parameters it repeats, found none answered"
+_ALONE: dict[str, Role] = {"prefill": "prefill", "former-p": "decode", "reference": "decode"}
 """The role under which an engine of a pair is asked alone, by route; D counts as the single engine otherwise."""
 
 
@@ -90,12 +107,18 @@ class Player:
         self._routed = cell.routed
         self._params: dict[str, Any] | None = None
         """P's parameters of the last hand-off."""
+        self._references: dict[str, dict[str, Any]] = {}
+        """P's parameters of each hand-off of the script, by its part."""
+        self._hung = False
+        """Whether D has not answered a request in its time, and may hold its blocks for ever."""
         self._answered: dict[str, Any] | None = None
         """D's parameters of the last answer, if it keeps the blocks for P."""
+        self._ended = False
+        """Whether an engine of the group has ended."""
 
     def play(self, script: Script, sequence: int) -> Iterator[Observation]:
-        """Yield the observations in the order of the script; ``sequence`` is the number of the first one. Raises
-        EngineDiedError when an engine of the group died."""
+        """Yield the observations in the order of the script, up to those of the stage in which an engine of the group
+        ended; ``sequence`` is the number of the first one."""
         salts: dict[str, str] = {}
         for number, stage in enumerate(script.stages):
             for send in (one for outer in stage.sends for one in (outer, *outer.between)):
@@ -103,9 +126,23 @@ class Player:
             for observation in self._stage(script, number, stage, salts, sequence):
                 if (prefill := observation.leg("prefill")) is not None:
                     self._params = prefill.kv_transfer_params or self._params
+                    if prefill.kv_transfer_params:
+                        self._references[observation.part] = prefill.kv_transfer_params
                 self._answered = observation.final.kv_transfer_params if observation.final is not None else None
                 yield observation
                 sequence += 1
+            if self._ended:
+                return
+            # What only brings the pair back to what it was has the pair to itself.
+            self._heal(script.stages[number + 1 :])
+
+    def _heal(self, left: Sequence[Stage]) -> None:
+        """Start D again before the last request of a script in which it has not answered: that of a mistake is over."""
+        if self._hung and not any(send.mistake for stage in left for send in stage.sends):
+            self._hung = False
+            # Servers that run already are not the harness's to end.
+            with contextlib.suppress(HandoffError):
+                self._session.restart_d()
 
     def _stage(
         self, script: Script, number: int, stage: Stage, salts: dict[str, str], sequence: int
@@ -122,6 +159,15 @@ class Player:
             released = None
         else:
             answers, shared, released = self._several(stage, salts)
+        if any(send.mistake for send in stage.sends):
+            for answer in answers:
+                # It may be the end of a request without an answer that ends the engine.
+                answer.broke(self._session.end_of(_END_S) if answer.unanswered else None)
+                self._hung = self._hung or answer.unanswered
+        self._ended = any(answer.ended for answer in [*answers, *(row for _, row in inner)])
+        if self._ended and any(send.mistake for send in stage.sends):
+            # A mistake ended it, which is on record; the others that are made have to be made, too.
+            self._ended = not self._restarted()
         return [
             Observation(
                 cell=self._cell.id,
@@ -141,6 +187,7 @@ class Player:
                 feature=send.feature,
                 fields=dict(answer.fields),
                 api=send.api,
+                mistake=send.mistake,
                 shared_counters=shared,
                 aged_by=answer.aged_by,
                 sequence=sequence + i,
@@ -150,6 +197,7 @@ class Player:
                 engine_roles=self._session.roles,
                 legs=tuple(answer.legs),
                 error=answer.error,
+                failure=answer.failure,
                 started_at=answer.started,
             )
             for i, (send, answer) in enumerate([*inner, *zip(stage.sends, answers, strict=True)])
@@ -166,8 +214,9 @@ class Player:
             counted=counted,
             routed=self._routed and send.route == "cell",
             abandon=send.abandon,
-            former=self._params if send.route == "former-p" else None,
-            restarted=send.restart,
+            former=self._former(send),
+            as_given=send.restart or send.route == "reference",
+            p_tokens=send.p_tokens,
             by_second_p=send.by_second_p,
             appended=send.appended,
             fields=self._fields(send),
@@ -182,6 +231,23 @@ class Player:
         if messages is None:
             raise HandoffError(f"expected messages that the chat template renders to {send.prompt.id}, found none")
         return messages
+
+    def _former(self, send: Send) -> dict[str, Any] | None:
+        """Return the parameters that D is asked with alone; None if there are none."""
+        if send.route == "former-p":
+            return self._params
+        given = self._references.get(send.reference) if send.route == "reference" else None
+        return None if given is None else {name: value for name, value in given.items() if name != send.lost}
+
+    def _restarted(self) -> bool:
+        """Start the engines again that have ended; return whether they can be asked again."""
+        try:
+            self._session.restart_ended()
+            self._session.require_alive()
+            self._hung = False
+        except (EngineDiedError, HandoffError):
+            return False
+        return True
 
     def _fields(self, send: Send) -> dict[str, Any]:
         if send.feature is None:
@@ -210,7 +276,7 @@ class Player:
             answer.error = str(failure)
             return answer, {}
         if send.route == "former-p" and ask.former is None:
-            answer.error = "expected a hand-off before this request, whose parameters it repeats, found none answered"
+            answer.error = _NO_REFERENCE
             return answer, {}
         if send.read_back and ask.read_back is None:
             answer.error = (
@@ -218,7 +284,8 @@ class Player:
             )
             return answer, {}
         if not send.between:
-            answer.error, shared = self._session.ask_counted(ask, answer.legs)
+            broken, shared = self._session.ask_counted(ask, answer.legs)
+            answer.broke(broken)
             return answer, shared
         prefill = self._session.client("prefill")
         before = prefill.last_snapshot
@@ -227,9 +294,11 @@ class Player:
             for other in send.between:
                 row = SentRequest()
                 inner.append((other, row))
-                row.error = self._session.ask(self._ask(other, salts, counted=False), row.legs)
+                row.broke(self._session.attempt(self._ask(other, salts, counted=False), row.legs))
 
-        answer.error = self._session.ask(ask._replace(between=between), answer.legs)
+        answer.broke(self._session.attempt(ask._replace(between=between), answer.legs))
+        if answer.ended:
+            return answer, {}
         answered = sum(len(row.legs) for _, row in inner) + len(answer.legs[:1])
         grown = prefill.counters_after(before, {"finished_requests": answered})
         if self._session.profile.engine.pushes and answer.legs:
@@ -301,6 +370,8 @@ class Player:
                 wait(futures)
         for future in futures:
             future.result()
+        if any(answer.ended for answer in answers):
+            return answers, {}, released
         if any(send.abandon is not None for send in stage.sends):
             session.settle()
         return answers, counters.grown(leg for a in answers for leg in a.legs), released
@@ -327,14 +398,17 @@ class Player:
         ask = self._ask(send, salts, counted=False)
         answer.fields = ask.fields
         try:
+            if send.route == "reference" and ask.former is None:
+                answer.error = _NO_REFERENCE
+                return
             # P answers all requests before D, which is held, is released.
             if stage.hold == "answering" and ask.hand_off:
                 answer.started = clock.now()
-                answer.error = self._session.ask(ask._replace(between=ready), answer.legs)
+                answer.broke(self._session.attempt(ask._replace(between=ready), answer.legs))
             else:
                 ready()
                 answer.started = clock.now()
-                answer.error = self._session.ask(ask, answer.legs)
+                answer.broke(self._session.attempt(ask, answer.legs))
         finally:
             gate.answered(send.part)
 

@@ -52,6 +52,14 @@ class Send(NamedTuple):
     """Whether P may read the blocks of the request before it back from D."""
     ageing: int = 0
     """Number of one-token requests to send before it, whose answers are not recorded."""
+    mistake: str | None = None
+    """What is done to its hand-off that a router should not do."""
+    reference: str = ""
+    """Part of the hand-off whose parameters D is asked with (route ``reference``)."""
+    lost: str = ""
+    """Name of the parameter that is left out of them."""
+    p_tokens: int = 1
+    """Output tokens that P is asked for in a hand-off."""
 
 
 class Stage(NamedTuple):

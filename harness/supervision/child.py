@@ -68,7 +68,8 @@ class EngineProcess(EngineLog, ABC):
         """Raise EngineDiedError, quoting the log, when the process has ended."""
         code = self.exit_code()
         if code is not None:
-            raise EngineDiedError(self.obituary(f"{self.command.name} (pid {self.pid})", code))
+            name = f"{self.command.name} (pid {self.pid})"
+            raise EngineDiedError(self.obituary(name, code), code, self.exception())
 
     def family(self) -> list[psutil.Process]:
         """Return the engine's processes: its descendants and every other process in its session."""

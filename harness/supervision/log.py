@@ -10,11 +10,13 @@ from harness import redact
 from harness.util.files import ends_of
 
 _TAIL_LINES = 8
+STARTED_AGAIN = "harness: started again"
+"""Line in the log of an engine, behind which is what its next process wrote."""
 _MOST = 8 * 2**20
 """Bytes read from each end of a log. A start writes far less, and what is searched for is in it or at the end."""
 # A traceback's last line, behind vLLM's prefix of process and place. EngineDeadError only repeats that there was one.
 _EXCEPTION = re.compile(
-    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b: .*"
+    r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?((?!\S*EngineDeadError)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b(?:: .*)?"
     # Of a command line that argparse refuses.
     r"|[\w.-]+: error: .*)$",
     re.MULTILINE,
@@ -45,8 +47,13 @@ class EngineLog:
 
         A client only sees "EngineCore encountered an issue"; the reason is hundreds of lines earlier in the log.
         """
-        found = _EXCEPTION.search(self.log_text())
-        return f" (it logged: {redact.text(found.group(1))[:300]})" if found else ""
+        logged = self.exception()
+        return f" (it logged: {logged})" if logged else ""
+
+    def exception(self) -> str:
+        """Return the first exception that the engine logged since it was started, or started again; empty if none."""
+        found = _EXCEPTION.search(self.log_text().rpartition(STARTED_AGAIN)[2])
+        return redact.text(found.group(1))[:300] if found else ""
 
     def log_tail(self) -> str:
         """Return the last lines of the log that are not blank, indented and without secrets."""

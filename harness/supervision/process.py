@@ -21,6 +21,7 @@ from harness.errors import EngineStartError
 from harness.supervision import fork_servers, orphans, ports, procfs, runtime_dir, supervisor
 from harness.supervision.child import EngineProcess
 from harness.supervision.cores import Cores
+from harness.supervision.log import STARTED_AGAIN
 from harness.supervision.server import LOOPBACK, ServerCommand
 from harness.util.storage import writing
 
@@ -320,6 +321,7 @@ class SupervisedEngine(EngineProcess):
             if self._left is not None:
                 raise EngineStartError(f"expected to restart {self.command.name}, found that it was stopped")
             left = self._end(grace_s)
+            self._note(STARTED_AGAIN)
             self.started = time.monotonic()
             self._popen = self._spawn()
             return left
@@ -327,13 +329,14 @@ class SupervisedEngine(EngineProcess):
     def _end(self, grace_s: float) -> list[str]:
         self._ask_to_end(grace_s)
         left = [*self._process.close(), *self._ports_in_use()]
-        self._log_left(left)
+        self._note(*(f"harness: {words}" for words in self._process.notes))
+        self._note(*(f"harness: left after the end: {words}" for words in left))
         return left
 
-    def _log_left(self, left: Sequence[str]) -> None:
+    def _note(self, *lines: str) -> None:
+        """Add lines of the harness to the engine's log, if it can be written."""
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
-            log.writelines(f"harness: {words}\n" for words in self._process.notes)
-            log.writelines(f"harness: left after the end: {words}\n" for words in left)
+            log.writelines(f"{line}\n" for line in lines)
 
     def _ports_in_use(self) -> list[str]:
         """Describe the ports of the engine that something listens on although its processes are gone."""

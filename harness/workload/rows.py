@@ -52,6 +52,7 @@ def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) 
                     abandon=send.abandon,
                     feature=send.feature,
                     api=send.api,
+                    mistake=send.mistake,
                     legs=_legs(cell, send.route),
                 )
 
@@ -64,7 +65,7 @@ def _legs(cell: Cell, route: SentTo) -> tuple[LegRole, ...]:
     """Return the roles of the engines whose answers to a request are recorded; a router hides P's."""
     if route == "prefill":
         return ("prefill",)
-    if route == "former-p":
+    if route in ("former-p", "reference"):
         return ("decode",)
     if route == "local" or cell.topology == "single":
         return ("single",)

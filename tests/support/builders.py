@@ -232,6 +232,7 @@ def planned_request(o: Observation) -> PlannedRequest:
         concurrent=o.concurrent,
         abandon=o.abandon,
         feature=o.feature,
+        mistake=o.mistake,
         legs=tuple(leg.role for leg in o.legs),
     )
 

@@ -169,7 +169,8 @@ class RayHandle(EngineLog):
         if self.lost is not None:
             raise self.lost
         if self._code is not None:
-            raise EngineDiedError(self.obituary(f"{self._actor.name} (pid {self.pid})", self._code))
+            name = f"{self._actor.name} (pid {self.pid})"
+            raise EngineDiedError(self.obituary(name, self._code), self._code, self.exception())
 
     def python_processes(self) -> list[int]:
         """Return an empty list, because the processes are on the node."""

@@ -10,6 +10,7 @@ from harness.history.plan import Matched, matched, rows_of
 from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
+from harness.judging.checks.failures import failure_of, unproven
 from harness.judging.decision import Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
@@ -28,14 +29,15 @@ _HALF, _FAR = -0.7, 12.0
 
 
 def complete(cell: CellView) -> CheckResult:
-    """Check that every planned request was sent as planned, and answered exactly once without an error."""
+    """Check that every planned request was sent as planned, and answered exactly once without an error; mistaken
+    hand-offs, and requests at which an engine fails by itself, are for checks of their own."""
     name = "complete"
     observations = cell.all_observations()
     refused = sum(_may_refuse(cell, o) for o in observations)
     findings = [
-        cell.finding(name, Verdict.UNKNOWN, "infrastructure", f"the exchange broke: {o.error}", o)
+        cell.finding(name, Verdict.UNKNOWN, "infrastructure", f"the exchange broke: {o.error}{unproven(cell, o)}", o)
         for o in observations
-        if o.error is not None and not _may_refuse(cell, o)
+        if o.error is not None and o.mistake is None and not _may_refuse(cell, o) and failure_of(cell, o) is None
     ]
     rows = rows_of(cell.history.run, cell.record)
     missing = cell.planned - len(observations)
@@ -187,6 +189,9 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
             yield f"expected one entry of {label} per output token ({produced}), found {len(values)}"
     yield from _impossible_logprobs(leg)
     own_prefill = leg.role == "prefill" and o.route == "cell"
+    if own_prefill and o.mistake is not None:
+        # A router asked P for more, which is judged by what D made of it.
+        return
     if own_prefill and produced != 1:
         yield f"expected exactly one token from the prefill leg, found {produced}"
     if leg.finish_reason not in ("stop", "length"):

@@ -20,7 +20,8 @@ from harness.profiles.scenarios import SAMPLED, stop_at
 Ids = tuple[int, ...]
 
 
-def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
+def difference(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...]) -> TokenDifference:
+    """Return the tokens around the first difference of an answer from its reference."""
     start = max(0, at.position - 3)
     return TokenDifference(
         position=at.position,
@@ -33,7 +34,8 @@ def _evidence(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...])
     )
 
 
-def _describe(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...], against: str) -> str:
+def in_words(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...], against: str) -> str:
+    """Return the same as a sentence; ``against`` says whose tokens the reference is."""
     found = ours[at.position] if at.position < len(ours) else "the end of the output"
     wanted = reference[at.position] if at.position < len(reference) else "the end of the output"
     margin = (
@@ -66,9 +68,9 @@ def _beside(cell: CellView, name: str, other: str, findings: list[Finding]) -> I
 def _parted(cell: CellView, name: str, answer: Answer, other: str, wanted: Ids, at: Divergence) -> Finding:
     """Return the finding on an answer that is not that of another cell of this run."""
     verdict, _ = decide(Facts(change="differ", against="this run"))
-    message = _describe(at, answer.output, wanted, f"{other} of this run")
+    message = in_words(at, answer.output, wanted, f"{other} of this run")
     damage = _damage(cell, answer.o, at, answer.output, wanted)
-    return cell.finding(name, verdict, damage, message, answer.o, _evidence(at, answer.output, wanted))
+    return cell.finding(name, verdict, damage, message, answer.o, difference(at, answer.output, wanted))
 
 
 def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: Ids) -> DamageClass:
@@ -285,5 +287,5 @@ def _not_as_recorded(
         damage, remark = "sampler", "; all engines of this run say so, and those that recorded it said otherwise"
     elif together:
         damage, remark = "engine-changed", "; the single engine of this run moved with it"
-    message = _describe(at, output, wanted, "the baseline") + remark
-    return cell.finding(name, decide(facts)[0], damage, message, o, _evidence(at, output, wanted))
+    message = in_words(at, output, wanted, "the baseline") + remark
+    return cell.finding(name, decide(facts)[0], damage, message, o, difference(at, output, wanted))

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
-from harness.history.records import Leg, Observation
+from harness.history.records import COLD, Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.evidence import CellView
 from harness.judging.figures import (
@@ -364,6 +364,8 @@ def _leases(cell: CellView) -> list[Finding]:
     # Each rank of P counts the end of a lease.
     pending, kept = 0.0, float(ranks * prefill.kept_blocks if prefill else 0)
     ordered = cell.history.in_order(cell.id)
+    # Their requests were sent a second time, which is not on record.
+    replayed = {_script_of(o) for o in ordered if o.second_try is not None}
     kept_until = ordered[0].started_at + cell.settings.kv_lease_s if ordered else 0.0
     for o in ordered:
         expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill")
@@ -373,7 +375,8 @@ def _leases(cell: CellView) -> list[Finding]:
             counted.add(place)
             expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
         late = o.came_late(cell.settings.kv_lease_s)
-        pending += ranks * (late + o.attempts - 1 + _never_pulled(cell, o))
+        times = 1 + (_script_of(o) in replayed)
+        pending += ranks * (late + o.attempts - 1 + times * _never_pulled(cell, o))
         from_before, explained = min(expired, kept), min(max(0.0, expired - kept), pending)
         kept = kept - from_before if o.started_at <= kept_until else 0.0
         pending -= explained
@@ -382,6 +385,11 @@ def _leases(cell: CellView) -> list[Finding]:
             findings += [_late_request(cell, o)] if late else []
             findings += [_early_expiry(cell, o, math.ceil(expired / ranks))] if expired else []
     return findings
+
+
+def _script_of(o: Observation) -> tuple[str, int, str]:
+    """Return what the requests have in common that are sent a second time together."""
+    return o.scenario, o.instance, o.key if o.scenario == COLD else ""
 
 
 def _late_request(cell: CellView, o: Observation) -> Finding:

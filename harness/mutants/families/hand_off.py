@@ -537,3 +537,35 @@ def _lost_from(number: int) -> Change:
 
 patch("N47", *ARRIVAL)(_lost_from(12))
 patch("N48", *ARRIVAL)(_lost_from(1000))
+
+
+declare(
+    Mutant(
+        "N37",
+        "D reads nothing for a hand-off that lacks a parameter",
+        "a parameter that a router loses",
+        "decode",
+        "NixlPullConnectorWorker reads no block where remote_num_tokens is missing, and says that all have arrived",
+    ),
+    Trial(in_pair("hand-off-mistakes"), "target-kv", ("mistaken-hand-offs",), clean=PAIR),
+)
+
+_LACKING: set[bool] = {False}
+"""Whether the hand-off that is read now lacks its number of tokens."""
+
+
+@patch("N37", f"{NIXL}.pull_worker", "NixlPullConnectorWorker._read_blocks_for_req", ("self", "req_id", "meta"))
+def _n37_of(original: Any, active: Active, self: Any, req_id: str, meta: Any) -> Any:
+    _LACKING.clear()
+    _LACKING.add(active() and meta.remote is not None and meta.remote.num_tokens is None)
+    return original(self, req_id, meta)
+
+
+@patch("N37", *READ)
+def _n37(
+    original: Any, active: Active, self: Any, read_spec: Any, dst_engine_id: str, *args: Any, **kwargs: Any
+) -> Any:
+    if True in _LACKING:
+        active.fired()
+        read_spec = _of_nothing(read_spec)
+    return original(self, read_spec, dst_engine_id, *args, **kwargs)

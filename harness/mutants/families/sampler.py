@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_both, in_single
+from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_both, in_pair, in_single
 from harness.mutants.targets import RUNNER, V2
 
 declare(
@@ -333,3 +333,51 @@ def _n39(
         request.append_output_token_ids(token)
     request.status = type(request.status).FINISHED_LENGTH_CAPPED
     return new_token_ids, True
+
+
+declare(
+    Mutant(
+        "N35",
+        "a grammar takes the first token after a hand-off twice",
+        "class of sglang #29110, #25388",
+        "decode",
+        "StructuredOutputManager.accept_tokens is told the first token of a request with KV from P once more, with "
+        "speculation, so that the engine aborts the request",
+    ),
+    Trial(in_pair("features"), "no-answer", ("failed-requests",), clean=(*PAIR, *in_single("features"))),
+)
+declare(
+    Mutant(
+        "N36",
+        "an engine ends at a grammar after a hand-off",
+        "class of vllm #50558, where an assertion ends D",
+        "decode",
+        "StructuredOutputManager.accept_tokens raises for the first token of a request with KV from P",
+    ),
+    Trial(in_pair("features"), "no-answer", ("failed-requests",), clean=PAIR, beside=in_single("features"), long=True),
+)
+
+_ACCEPT = ("vllm.v1.structured_output", "StructuredOutputManager.accept_tokens", ("self", "request", "new_token_ids"))
+
+
+def _first_after_a_hand_off(request: Any, new_token_ids: list[int]) -> bool:
+    """Return whether these are the first tokens of a request with a grammar whose prompt came from P."""
+    handed = (request.kv_transfer_params or {}).get("remote_engine_id") is not None
+    return bool(handed and request.use_structured_output and request.num_output_tokens <= len(new_token_ids))
+
+
+@patch("N35", *_ACCEPT)
+def _n35(original: Any, active: Active, self: Any, request: Any, new_token_ids: list[int]) -> Any:
+    drafted = self.vllm_config.speculative_config is not None
+    if active() and drafted and _first_after_a_hand_off(request, new_token_ids):
+        active.fired()
+        original(self, request, new_token_ids[:1])
+    return original(self, request, new_token_ids)
+
+
+@patch("N36", *_ACCEPT)
+def _n36(original: Any, active: Active, self: Any, request: Any, new_token_ids: list[int]) -> Any:
+    if active() and _first_after_a_hand_off(request, new_token_ids):
+        active.fired()
+        raise AssertionError("a token that the grammar has already")
+    return original(self, request, new_token_ids)

@@ -52,6 +52,8 @@ def test_flawless_run_passes_every_check():
         "streamed",
         "cached-tokens",
         "same-answer",
+        "failed-requests",
+        "mistaken-hand-offs",
     }
 
 

@@ -18,6 +18,7 @@ from harness.judging.figures import (
     DraftFigures,
     DraftsBeside,
     EchoDifference,
+    FailedRequest,
     FindingEvidence,
     HandOffParameters,
     HypothesisFigures,
@@ -101,6 +102,7 @@ EVIDENCE = (
         most=((3, 4.0),),
     ),
     RepeatDifference(**WINDOW),
+    FailedRequest(role="decode", status=500, exit_code=None, words="Grammar error", answered_by="single-none"),
     TotalsDifference(found_totals=(3, 1), expected_totals=(3, 2)),
     StepsDifference(
         step=0,

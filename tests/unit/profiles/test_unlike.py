@@ -47,14 +47,15 @@ def test_what_vllm_would_ignore_is_refused(tmp_path):
         load_profile(profile)
 
 
-def test_a_p_that_writes_has_the_same_baselines_and_scenarios_but_one():
+def test_a_p_that_writes_has_the_same_baselines_and_scenarios_but_two():
     pull, push = load_profile("cpu"), load_profile("cpu-push")
     for role in ("prefill", "decode"):
         assert settings(pull, role, "--kv-transfer-config")["kv_connector"] == "NixlConnector"
         assert settings(push, role, "--kv-transfer-config")["kv_connector"] == "NixlPushConnector"
     for ours, theirs in zip(pull.methods, push.methods, strict=True):
         assert identity_of(pull, ours, "0") == identity_of(push, theirs, "0")
-    assert [s for s in pull.scenarios if s not in push.scenarios] == [s for s in pull.scenarios if s.id == "recovery"]
+    # P does not ask what D was told, nor D what P has.
+    assert [s.id for s in pull.scenarios if s not in push.scenarios] == ["recovery", "hand-off-mistakes"]
 
 
 def test_what_p_wrote_is_counted_for_the_hand_off():

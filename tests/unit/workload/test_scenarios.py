@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 
 from harness.errors import ProfileError, UsageError
 from harness.history.records import Streamed
@@ -16,7 +17,7 @@ from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, PrefixHit, Trace, stop_at
+from harness.profiles.scenarios import Abandon, Crowd, HandOffMistakes, PrefixHit, Trace, stop_at
 from harness.prompts.model import load_prompts
 from harness.scenarios.possible import shared_blocks
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
@@ -105,6 +106,7 @@ def test_the_full_profile_has_every_scenario_of_the_plain_one():
         "continuation",
         "recovery",
         "appended-token",
+        "hand-off-mistakes",
         "features",
         "parameters",
         "apis",
@@ -136,6 +138,43 @@ def test_two_p_hand_over_each_prompt_by_turns():
     assert {s.prompt.id for s in sends[0::2]} == {s.prompt.id for s in sends[1::2]}
     assert all(one.prompt != other.prompt for one, other in zip(sends[0::2], sends[1::2], strict=True))
     assert len({s.group for s in sends}) == len(sends), "D has nothing of them cached"
+
+
+MISTAKES = [s for s in load_profile("cpu-full").scenarios if s.kind == "hand-off-mistakes"]
+
+
+@pytest.mark.parametrize("config", [*MISTAKES, scenario("hand-off-mistakes")], ids=lambda s: s.id)
+def test_a_mistaken_hand_off_is_given_up_in_time_and_an_ordinary_one_follows(config):
+    assert config.topologies == ("pd",)
+    for run in scripts(config, KNOWN, "pd"):
+        *before, after = run.sends
+        made = [s for s in before if s.mistake]
+        assert made and {s.abandon.after_s for s in made} == {config.patience_s}
+        assert (after.route, after.mistake, after.abandon) == ("cell", None, None)
+        assert after.group not in {s.group for s in before}
+        for send in made:
+            earlier = before[: before.index(send)]
+            assert send.route == "cell" or send.reference in {s.part for s in earlier if s.route == "cell"}
+            assert send.group not in {s.group for s in earlier}, "D has nothing of it cached"
+        work = cell_work(PROFILE, PROMPTS, Cell("pd", PROFILE.methods[0]), choose_scenarios(PROFILE, []))
+        assert {row.legs for row in planned_rows(work, 192) if row.route == "reference"} == {("decode",)}
+
+
+def test_each_parameter_is_lost_of_a_hand_off_of_its_own():
+    (run,) = scripts(next(s for s in MISTAKES if s.id == "lost-source"), KNOWN, "pd")
+    lost = [s for s in run.sends if s.lost]
+    assert [s.mistake for s in lost] == [f"lost {s.lost}" for s in lost] and len({s.reference for s in lost}) == 5
+
+
+def test_what_cannot_be_mistaken_is_refused():
+    raw = {"id": "m", "kind": "hand-off-mistakes", "prompts": ["copy-096-19"]}
+    for changes, words in (
+        ({}, "expected mistakes, or parameters that get lost"),
+        ({"mistakes": ["used-late"]}, "to fill P's pool"),
+        ({"mistakes": ["shared"], "fill": ["long-210"]}, "to fill P's pool"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            HandOffMistakes.model_validate({**raw, **changes})
 
 
 def test_the_token_that_d_gets_in_addition_is_the_answer_to_the_others():
@@ -280,6 +319,14 @@ def change_scenario(kind: str, /, **changes):
         (
             lambda r: r.update(routes=["client"], exclude=[]) or r["engine"].update(kv_transfer="push"),
             "scenario recovery cannot occur: expected engine.kv_transfer: pull",
+        ),
+        (
+            change_scenario("hand-off-mistakes", siblings=5),
+            "hand-off-mistakes cannot occur: expected engine.max_num_seqs of at least 5",
+        ),
+        (
+            change_scenario("hand-off-mistakes", mistakes=["used-late"], fill=["copy-117-22"]),
+            "scenario hand-off-mistakes cannot occur: expected a KV pool",
         ),
         (change_scenario("appended-token", prompts=["copy-117-22"]), "the last token of copy-117-22 to be the answer"),
         (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
@@ -663,6 +710,28 @@ def test_a_pull_is_late_when_p_has_used_its_whole_pool(computed, verdict):
     fill = with_prefill(in_scenario("pd-none", "late", "fill0", 65), counters=counters)
     engines = (engine("pd-none", "prefill"), engine("pd-none", "decode"))
     assert proof([in_scenario("pd-none", "late", "subject"), fill], LATE, "pd-none", engines).verdict is verdict
+
+
+LOST = {"id": "lost", "kind": "hand-off-mistakes", "prompts": ["p96"], "lost": ["tp_size"]}
+
+
+@pytest.mark.parametrize(("given", "verdict"), [({"tp_size": 1}, Verdict.PASS), ({"other": 1}, Verdict.UNKNOWN)])
+def test_a_parameter_gets_lost_that_was_there(given, verdict):
+    asked = with_prefill(in_scenario("pd-none", "lost", "asked-lost-tp-size"), kv_transfer_params=given)
+    lost = in_scenario("pd-none", "lost", "lost-tp-size", mistake="lost tp_size", route="reference")
+    assert proof([asked, lost], LOST, "pd-none").verdict is verdict
+
+
+USED = {**LOST, "id": "used", "lost": [], "mistakes": ["used-late"], "fill": ["p65"]}
+
+
+@pytest.mark.parametrize(("computed", "verdict"), [(992.0, Verdict.PASS), (65.0, Verdict.UNKNOWN)])
+def test_a_reference_is_used_late_when_p_has_used_its_whole_pool(computed, verdict):
+    counters = {"prompt_tokens_local_compute": computed}
+    fill = with_prefill(in_scenario("pd-none", "used", "fill0", 65), counters=counters)
+    engines = (engine("pd-none", "prefill"), engine("pd-none", "decode"))
+    late = in_scenario("pd-none", "used", "used-late", mistake="used-late", route="reference")
+    assert proof([fill, late], USED, "pd-none", engines).verdict is verdict
 
 
 SHARED = {"id": "shared", "kind": "shared-block", "first": "p96", "bridge": "p65", "second": "p40"}
