@@ -47,6 +47,8 @@ _SETTLED_S = 0.1
 """Seconds without growth after which counters are taken to be final: longer than a step on a busy machine."""
 _END_S = 15.0
 """Seconds within which a server ends whose engine has ended: it answers what is under way before."""
+_MOST_REVIVED = 12
+"""Twice for a request that ends an engine each time, and once for each parameter of a hand-off that gets lost."""
 _MOST_AT_ONCE = 10_000
 """Far above what is ever sent at once: each request of a stage needs a thread, or the others would wait for it."""
 
@@ -97,6 +99,8 @@ class EngineGroupSession:
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
         self._unverified = unverified_tokens(group.method.draft_tokens, modules_in(profile, group.method))
         self._decode = decoder_of(profile.tokenizer_folder)
+        self._revived = 0
+        """How often an engine was started again that had ended by itself."""
         self._failed_before = 0.0
         """Failed transfers when the pools were last empty."""
         self._exchange = self._mutation.exchange(self._launcher.clients, profile, self._routers.clients)
@@ -163,13 +167,18 @@ class EngineGroupSession:
         self._warm_up_again()
 
     def restart_ended(self) -> None:
-        """Start the engines again that have ended. Raises as ``restart`` does."""
+        """Start the engines again that have ended. Raises as ``restart`` does, HandoffError also for too many ends, and
+        EngineDiedError when all are being ended."""
         ended = False
         while (gone := self._launcher.first_gone()) is not None:
+            self._revived += 1
+            if self._revived > _MOST_REVIVED:
+                raise HandoffError(f"{self.group.id}: expected at most {_MOST_REVIVED} ends of engines, found more")
             self.restart(gone[0])
             ended = True
         if ended and "decode" in self._launcher.processes:
             self._warm_up_again()
+        self.require_alive()
 
     def _warm_up_again(self) -> None:
         begun = time.monotonic()

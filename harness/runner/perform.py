@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from harness.engines.session import EngineGroupSession
-from harness.errors import HandoffError, InfrastructureError
+from harness.errors import EngineDiedError, HandoffError, InfrastructureError
 from harness.history.records import Observation, SecondTry
 from harness.profiles.cells import Cell
 from harness.runner.play import Player
@@ -24,16 +24,30 @@ def perform(session: EngineGroupSession, work: CellWork) -> Iterator[Observation
         observation = ask()
         yield _tried_again(session, observation, ask) if failed(observation) else observation
         if observation.error is not None:
-            session.require_alive()
+            _go_on(session, failed(observation))
         sequence += 1
     for script in work.scripts:
-        broke = False
+        broke, by_itself = False, False
         for observation in _played(session, work.cell, script, sequence):
-            broke = broke or observation.error is not None
+            broke, by_itself = broke or observation.error is not None, by_itself or failed(observation)
             yield observation
             sequence += 1
         if broke:
-            session.require_alive()
+            _go_on(session, by_itself)
+
+
+def _go_on(session: EngineGroupSession, by_itself: bool) -> None:
+    """Start engines again that have ended by themselves, so that what remains can be sent. Raises EngineDiedError where
+    they cannot be started, or were ended by others."""
+    try:
+        session.require_alive()
+    except EngineDiedError as gone:
+        if not by_itself:
+            raise
+        try:
+            session.restart_ended()
+        except InfrastructureError as why:
+            raise EngineDiedError(f"{gone}; it could not be started again: {why}") from why
 
 
 def failed(o: Observation) -> bool:

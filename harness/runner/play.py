@@ -14,7 +14,7 @@ from harness.engines.client import Client
 from harness.engines.counters import LATE_COUNTERS, credited, delta
 from harness.engines.request import Ask, payload
 from harness.engines.session import Broken, EngineGroupSession
-from harness.errors import EngineDiedError, HandoffError
+from harness.errors import HandoffError, InfrastructureError
 from harness.history.records import Failure, Leg, Observation
 from harness.profiles.cells import Cell, Role
 from harness.profiles.scenarios import is_chat
@@ -165,8 +165,8 @@ class Player:
                 answer.broke(self._session.end_of(_END_S) if answer.unanswered else None)
                 self._hung = self._hung or answer.unanswered
         self._ended = any(answer.ended for answer in [*answers, *(row for _, row in inner)])
-        if self._ended and any(send.mistake for send in stage.sends):
-            # A mistake ended it, which is on record; the others that are made have to be made, too.
+        if self._ended and all(answer.failure is None or answer.failure.by_itself for answer in answers):
+            # A request ended it, which is on record; the others have to be sent, too.
             self._ended = not self._restarted()
         return [
             Observation(
@@ -243,10 +243,9 @@ class Player:
         """Start the engines again that have ended; return whether they can be asked again."""
         try:
             self._session.restart_ended()
-            self._session.require_alive()
-            self._hung = False
-        except (EngineDiedError, HandoffError):
+        except InfrastructureError:
             return False
+        self._hung = False
         return True
 
     def _fields(self, send: Send) -> dict[str, Any]:

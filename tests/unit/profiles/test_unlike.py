@@ -54,7 +54,7 @@ def test_a_p_that_writes_has_the_same_baselines_and_scenarios_but_two():
         assert settings(push, role, "--kv-transfer-config")["kv_connector"] == "NixlPushConnector"
     for ours, theirs in zip(pull.methods, push.methods, strict=True):
         assert identity_of(pull, ours, "0") == identity_of(push, theirs, "0")
-    # P does not ask what D was told, nor D what P has.
+    # There D waits for what P writes, whatever its parameters say.
     assert [s.id for s in pull.scenarios if s not in push.scenarios] == ["recovery", "hand-off-mistakes"]
 
 

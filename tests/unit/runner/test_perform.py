@@ -56,7 +56,7 @@ class Session:
     def restart_ended(self):
         if self.unable:
             raise HandoffError("it runs elsewhere")
-        self.gone, self.restarts = None, self.restarts + 1
+        self.gone, self.restarts = None, self.restarts + (self.gone is not None)
 
     def settle(self):
         self.settled += 1
@@ -109,11 +109,17 @@ def test_an_engine_that_ended_is_started_again_for_the_second_try():
     assert found[1].failure == ENDED and found[1].second_try.error is None
 
 
-def test_a_request_that_ends_an_engine_twice_is_recorded_before_the_cell_ends():
+def test_a_request_that_ends_an_engine_twice_is_recorded_and_the_others_are_sent():
     ended = Broken("it ended", ENDED, EngineDiedError("it ended", 1, ENDED.words))
-    (_, second, end), session = recorded({1: ended, 2: ended})
-    assert end is None and session.restarts == 1
+    (_, second, third), session = recorded({1: ended, 2: ended})
     assert (second.failure, second.second_try.failure) == (ENDED, ENDED)
+    assert third.error is None and session.restarts == 2
+
+
+def test_an_engine_that_others_ended_is_not_started_again():
+    killed = ENDED.model_copy(update={"ended": -9})
+    (_, second, end), session = recorded({1: Broken("it ended", killed, EngineDiedError("it ended", -9))})
+    assert end is None and (second.failure, second.second_try, session.restarts) == (killed, None, 0)
 
 
 def test_an_engine_that_cannot_be_started_again_is_said(monkeypatch):
@@ -133,10 +139,18 @@ def test_a_script_is_played_again_from_its_beginning_once_it_is_over():
     assert not set(first) & set(second), "with caches of their own"
 
 
-def test_a_script_ends_where_an_engine_ended_and_what_was_not_reached_is_said():
-    gone = EngineDiedError("it ended", 1, ENDED.words)
-    ended = Broken("it ended", ENDED, gone)
-    # In the replay it ends a request earlier.
-    found, _ = recorded({1: ended, 2: ended}, "features")
+def test_a_script_goes_on_where_a_request_ended_an_engine():
+    whole, _ = recorded({}, "features")
+    ended = Broken("it ended", ENDED, EngineDiedError("it ended", 1, ENDED.words))
+    found, session = recorded({1: ended, len(whole) + 1: ended}, "features")
+    assert [o.part for o in found] == [o.part for o in whole]
+    assert (found[1].failure, found[1].second_try.failure) == (ENDED, ENDED)
+    assert all(o.error is None for o in [found[0], *found[2:]]) and session.restarts == 2
+
+
+def test_a_script_ends_where_an_engine_cannot_be_started_again(monkeypatch):
+    monkeypatch.setattr(Session, "restart_ended", lambda _: (_ for _ in ()).throw(HandoffError("it runs elsewhere")))
+    ended = Broken("it ended", ENDED, EngineDiedError("it ended", 1, ENDED.words))
+    found, _ = recorded({1: ended}, "features")
     assert len(found) == 3 and found[-1] is None
-    assert "another request of its script" in found[1].second_try.error
+    assert "it runs elsewhere" in found[1].second_try.error
