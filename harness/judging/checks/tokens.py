@@ -78,7 +78,17 @@ def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: I
     stopped."""
     only_the_end = at.position == min(len(ours), len(wanted))
     ends = o.answered_otherwise or stop_at(o.feature, len(wanted)) is not None
-    return "sampler" if only_the_end and ends else cell.wrong_output
+    return "sampler" if (only_the_end and ends) or _read_its_own(cell, o, ours) else cell.wrong_output
+
+
+def _read_its_own(cell: CellView, o: Observation, ours: Ids) -> bool:
+    """Return whether a request with a parameter read no KV but its own, or after a hand-off is wrong as the single
+    engine of its method is: then KV is not to blame."""
+    config = cell.config
+    if config is None or config.kind != "parameters":
+        return False
+    twin = _final(cell.history.of(cell.name.single, scenario=cell.scenario).get(o.key))
+    return not cell.handed_off or (twin is not None and twin.output_ids == ours)
 
 
 def tokens_reference(cell: CellView) -> CheckResult:

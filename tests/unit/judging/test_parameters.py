@@ -47,6 +47,17 @@ def test_another_answer_than_the_plain_engines_is_a_regression():
     made = seen(asked("single-eagle3"), asked("single-none", output_ids=(7, 8, 9, 10, 11, 12)))
     result = tokens_reference(made)
     assert result.verdict is Verdict.REGRESSION and "output token 3" in result.findings[0].message
+    assert result.findings[0].damage == "sampler", "it has read no KV but its own"
+
+
+@pytest.mark.parametrize(
+    ("single", "damage"), [(OTHER, "sampler"), ((7, 8, 9, 10, 11, 12), "target-kv"), (None, "target-kv")]
+)
+def test_kv_is_to_blame_where_the_single_engine_is_right(single, damage):
+    plain = asked("single-none", output_ids=(7, 8, 9, 10, 11, 12))
+    beside = [asked("single-eagle3", output_ids=single)] if single else []
+    result = tokens_reference(seen(asked("pd-eagle3"), plain, *beside, cell="pd-eagle3"))
+    assert [f.damage for f in result.findings] == [damage]
 
 
 def test_a_cell_without_the_plain_engine_has_nothing_to_be_compared_with():
