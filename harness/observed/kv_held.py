@@ -102,11 +102,12 @@ class KVHeld:
 
     def _request(self, o: Observation, role: str) -> str | None:
         """Return the name that an engine knows a request by."""
-        if not self._cell.routed or o.cell != self._cell.id:
+        if not self._cell.routed or o.cell != self._cell.id or o.route != "cell":
             leg = o.leg(role)
             return None if leg is None else leg.request_id
         # A router names requests by itself. Its own are told by their prompts, which it may be asked several times.
-        asked = [a for a in self._cell.history.in_order(self._cell.id) if a.sent_ids == o.sent_ids]
+        answers = self._cell.history.in_order(self._cell.id)
+        asked = [a for a in answers if a.sent_ids == o.sent_ids and a.route == "cell" and not a.refused]
         named = self._witness.routed(self._cell.record.group, o.sent_ids)
         at = next((i for i, a in enumerate(asked) if _place(a) == _place(o)), len(named))
         return named[at] if len(named) == len(asked) and at < len(named) else None

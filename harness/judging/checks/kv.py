@@ -175,7 +175,7 @@ def kv_computed(cell: CellView) -> CheckResult:
         before = compared
         answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())
         references = {drafter: reference for drafter, reference in answers if reference is not None}
-        for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
+        for role in cell.roles if cell.routed and o.route == "cell" else [leg.role for leg in o.legs]:
             at_end = held.had(o, role)
             if at_end is None:
                 findings.append(cell.untested(COMPUTED, f"expected a note of the {role} engine's KV, found none", o))
@@ -236,7 +236,7 @@ def kv_kept(cell: CellView) -> CheckResult:
     findings = list(_unseen(cell, KEPT))
     judged, compared = 0, _Compared()
     for o in cell.all_observations():
-        for role in cell.roles if cell.routed else [leg.role for leg in o.legs]:
+        for role in cell.roles if cell.routed and o.route == "cell" else [leg.role for leg in o.legs]:
             moments = held.found(o, role)
             if not moments and o.answers == 1 and hits_of(o.leg(role)):
                 words = f"expected a note of what the {role} engine found in its prefix cache, found none"
