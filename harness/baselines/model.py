@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from harness.history.acceptance import RequestCounts, counts_of_steps
+from harness.history.acceptance import RequestCounts, Steps, counts_of_steps
 from harness.history.identity import Identity
 from harness.history.rounding import Rounding
 from harness.util.strict import Strict
@@ -83,6 +83,11 @@ class BaselineRow(Strict):
     def answer(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """What the engine answered: tokens, and accepted drafts and drafts of each step."""
         return self.output_ids, self.accepted, self.drafted
+
+    @property
+    def steps(self) -> Steps:
+        """The verify steps of the reference."""
+        return Steps.recorded(self.accepted, self.drafted, len(self.output_ids))
 
     def counts(self, k: int) -> RequestCounts:
         """Return the acceptance counts of the reference, for k draft positions."""

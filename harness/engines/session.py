@@ -412,7 +412,7 @@ class EngineGroupSession:
         told = {
             "up_to": self.group.method.traits.up_to,
             "at_limit": length >= self.profile.engine.max_model_len,
-            "may_pad": self._unverified <= 1,
+            "may_pad": self._unverified <= 1 and self.group.method.traits.pads,
         }
         return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
 

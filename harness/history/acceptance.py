@@ -10,6 +10,7 @@ prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of each pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from harness.history.records import Leg, Speculation
@@ -25,6 +26,18 @@ class Steps(NamedTuple):
     """Whether the counts alone decide if the first step was padded."""
     drafted: tuple[int, ...] | None = None
     """Drafts of these steps, for a method that drafts up to k (``Speculation.up_to``); None: k in every step."""
+    unaccounted: int = 0
+    """Output tokens that these steps do not account for, nor the prefill: at least so many steps had no drafts, which
+    take one token each and are not reported."""
+
+    @classmethod
+    def recorded(cls, accepted: Sequence[int], drafted: Sequence[int], outputs: int) -> Steps:
+        """Return the steps of a single engine's answer of so many tokens; ``drafted`` is empty where all had k."""
+        return cls(tuple(accepted), False, True, tuple(drafted) or None, _unaccounted(accepted, outputs))
+
+
+def _unaccounted(accepted: Sequence[int], outputs: int) -> int:
+    return max(0, outputs - 1 - sum(a + 1 for a in accepted))
 
 
 def real_steps(leg: Leg) -> Steps | None:
@@ -45,6 +58,13 @@ def real_steps(leg: Leg) -> Steps | None:
     block of the prompt being dropped (``Traits.drops_block``), an engine alone also pads the first step after a prefix
     hit that leaves it one token of the prompt.
     """
+    steps = _read_steps(leg)
+    if steps is None:
+        return None
+    return steps._replace(unaccounted=_unaccounted(steps.accepted, len(leg.output_ids or ())))
+
+
+def _read_steps(leg: Leg) -> Steps | None:
     spec = leg.speculation
     if spec is None or leg.output_ids is None:
         return None
@@ -125,6 +145,101 @@ def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned
     wrong = tuple(p for p in positions if mine[p] != theirs[p])
     begun = sum(p < tokens for p in theirs)
     return Aligned(len(positions), wrong, sum(mine[p] for p in positions), sum(theirs[p] for p in positions), begun)
+
+
+class Placed(NamedTuple):
+    """Steps of unequal numbers of drafts, at the output positions where they may have begun."""
+
+    at: tuple[int, ...]
+    """Number of output tokens when each step began."""
+    expected: tuple[int | None, ...]
+    """Drafts that the reference accepts of as many there; None where it begins no step, so that it does not tell."""
+    aligned: Aligned
+
+
+def place(ours: Steps, reference: Steps, tokens: int, most_gaps: int, nested: bool = True) -> Placed | None:
+    """Place steps at output positions; None where no placement makes ``tokens`` output tokens.
+
+    Beside others a step may have fewer drafts than alone, or none, which takes one token and is not reported: how many
+    there were follows from the tokens, and where they lie is not known. They come one after another while the engine is
+    crowded, so in at most ``most_gaps`` gaps. Of all such placements this is one in which the fewest steps accept
+    otherwise than the reference, cut to as many drafts, where both begin a step; the reference accounts for its tokens.
+    Where fewer drafts are not the first ones of more (``nested``), only steps with as many drafts are compared.
+    """
+    wanted = by_position(reference.accepted)
+    limits = dict(zip(wanted, reference.drafted or (), strict=False))
+    starts = [0, *accumulate(a + 1 for a in ours.accepted)]
+
+    def told(step: int, at: int) -> int | None:
+        """Return what the reference accepts of the step's drafts; None if it does not tell, since it had fewer."""
+        if at not in wanted:
+            return None
+        mine = ours.drafted[step] if ours.drafted is not None else None
+        theirs = limits.get(at, mine)
+        if mine is None or theirs is None or mine == theirs:
+            return wanted[at]
+        if not nested or (theirs < mine and wanted[at] == theirs):
+            return None
+        return min(wanted[at], mine)
+
+    # By (tokens without a step so far, gaps so far): the fewest differing steps, and the placement behind them.
+    found: dict[tuple[int, int], tuple[int, _Chain]] = {(0, 0): (0, None)}
+    for step, accepted in enumerate(ours.accepted):
+        following: dict[tuple[int, int], tuple[int, _Chain]] = {}
+        for (gone, gaps), (cost, chain) in _with_a_gap(found, tokens - 1 - starts[step], most_gaps).items():
+            at = 1 + starts[step] + gone
+            if at >= tokens:
+                continue
+            right = told(step, at)
+            following[gone, gaps] = cost + (right is not None and right != accepted), (at, chain)
+        found = following
+    most_beyond = ours.accepted[-1] if ours.accepted else 0
+    ended = {
+        (cost, gaps + (left > 0)): chain
+        for (gone, gaps), (cost, chain) in sorted(found.items(), reverse=True)
+        if -most_beyond <= (left := tokens - 1 - starts[-1] - gone) and gaps + (left > 0) <= most_gaps
+    }
+    if not ended:
+        return None
+    at = _unrolled(ended[min(ended)])
+    expected = tuple(told(step, position) for step, position in enumerate(at))
+    pairs = [(p, a, e) for p, a, e in zip(at, ours.accepted, expected, strict=True) if e is not None]
+    aligned = Aligned(
+        len(pairs),
+        tuple(p for p, a, e in pairs if a != e),
+        sum(a for _, a, _ in pairs),
+        sum(e for _, _, e in pairs),
+        sum(p < tokens for p in wanted),
+    )
+    return Placed(at, expected, aligned)
+
+
+_Chain = tuple[int, "_Chain"] | None
+"""Positions of steps, the last one first."""
+
+
+def _with_a_gap(
+    found: Mapping[tuple[int, int], tuple[int, _Chain]], room: int, most_gaps: int
+) -> dict[tuple[int, int], tuple[int, _Chain]]:
+    """Return the best ways to come so far, with or without a gap of any length at the end."""
+    out = dict(found)
+    for gaps in range(most_gaps):
+        best: tuple[int, _Chain] | None = None
+        for gone in range(room + 1):
+            if best is not None and best[0] < out.get((gone, gaps + 1), (best[0] + 1, None))[0]:
+                out[gone, gaps + 1] = best
+            before = found.get((gone, gaps))
+            if before is not None and (best is None or before[0] < best[0]):
+                best = before
+    return out
+
+
+def _unrolled(chain: _Chain) -> tuple[int, ...]:
+    out = []
+    while chain is not None:
+        at, chain = chain
+        out.append(at)
+    return tuple(reversed(out))
 
 
 def same_but_for_undrafted(ours: Sequence[int], reference: Sequence[int], tokens: int, most: int) -> bool:

@@ -90,7 +90,7 @@ class ObservedCell:
     @property
     def may_pad(self) -> bool:
         """Whether D's first step may be padded: after a hand-off that leaves it no more than one token of a prompt."""
-        return self.handed_off and self.record.held_back <= 1
+        return self.handed_off and self.record.held_back <= 1 and self.traits.pads
 
     @property
     def answering(self) -> str:

@@ -38,6 +38,12 @@ class Traits(NamedTuple):
     """Whether the drafter certainly has a KV cache of its own, which a hand-off moves, too."""
     up_to: bool = False
     """Whether a step may draft fewer than k tokens, and a step without drafts is not counted as one."""
+    by_crowd: bool = False
+    """Whether how many it drafts depends on the requests beside it, and not on the text alone."""
+    pads: bool = True
+    """Whether vLLM pads a step that has one token of a prompt left with placeholder drafts."""
+    nested: bool = True
+    """Whether a step with fewer drafts has the first of those that it would have had with more."""
 
 
 _NONE = Traits("none", reserves=False)
@@ -47,8 +53,8 @@ _HEADS = Traits("needed", reserves=False)
 _BY_METHOD = {
     "eagle": _STATES,
     "eagle3": _STATES,
-    "dflash": _STATES._replace(bonus_slot=True),
-    "dspark": Traits(drops_block=True),
+    "dflash": _STATES._replace(bonus_slot=True, nested=False),
+    "dspark": Traits(drops_block=True, nested=False),
     "mtp": Traits(drops_block=True),
     "draft_model": Traits("needed", own_layers=True),
     "medusa": _HEADS,
@@ -79,8 +85,10 @@ def traits_of(method: str, config: Mapping[str, Any]) -> Traits:
     found = _BY_METHOD.get("mtp" if method.endswith("_mtp") else method, Traits())
     if config.get("disable_eagle_block_drop"):
         found = found._replace(drops_block=False)
+    if config.get("num_speculative_tokens_per_batch_size"):
+        found = found._replace(pads=False)
     if config.get("num_speculative_tokens_per_batch_size") or config.get("enable_adaptive_verification"):
-        found = found._replace(up_to=True)
+        found = found._replace(up_to=True, by_crowd=True)
     return found
 
 

@@ -277,10 +277,7 @@ def _recorded(lookup: Lookup | None) -> dict[str, _Recorded]:
         baseline = lookup.baseline if lookup is not None else None
         if baseline is not None:
             rows = baseline.by_prompt()
-            return {
-                key: _Recorded(row.output_ids, Steps(row.accepted, False, True, row.drafted or None))
-                for key, row in rows.items()
-            }
+            return {key: _Recorded(row.output_ids, row.steps) for key, row in rows.items()}
     return {}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.history.acceptance import Steps, by_position, real_steps
+from harness.history.acceptance import Steps, by_position, place, real_steps
 from harness.history.records import Leg
 
 MOST_COLUMNS = 40
@@ -64,15 +64,32 @@ def strip_of(leg: Leg, references: Iterable[tuple[str, Steps]], parted: int | No
     if ours is None:
         return None
     for against, theirs in references:
-        columns = _columns(theirs, ours, parted)
+        placed = _by_token(ours, theirs, len(leg.output_ids or ()))
+        columns = _columns(theirs, ours, parted) if placed is None or parted is not None else placed
         first = next((i for i, c in enumerate(columns) if c.differs), None)
         if first is not None:
             start = 0 if len(columns) <= MOST_COLUMNS else max(0, first - _ALIKE)
             shown = columns[start : start + MOST_COLUMNS]
             after = len(columns) - start - len(shown)
-            counts = "token" if ours.drafted is None else "step"
+            counts = "token" if ours.drafted is None or placed is not None else "step"
             return StepStrip(against, tuple(shown), start, after, leg.role == "decode", counts)
     return None
+
+
+def _by_token(ours: Steps, theirs: Steps, tokens: int) -> list[StepColumn] | None:
+    """Return the columns of steps beside a crowd, where some had no drafts, with those that the other side has, too, as
+    they may have begun; None for other steps."""
+    if ours.drafted is None or not ours.unaccounted or theirs.unaccounted:
+        return None
+    found = place(ours, theirs, tokens, _MOST_GAPS)
+    if found is None:
+        return None
+    told = zip(found.at, found.expected, ours.accepted, strict=True)
+    return [StepColumn(at, right, accepted) for at, right, accepted in told if right is not None]
+
+
+_MOST_GAPS = 8
+"""Runs of steps without drafts that a strip may show: each begins when the engine turns crowded."""
 
 
 def _columns(theirs: Steps, ours: Steps, parted: int | None) -> Sequence[StepColumn]:

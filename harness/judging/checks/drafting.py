@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.history.acceptance import (
     Aligned,
+    Placed,
     Rates,
     RequestCounts,
     Steps,
@@ -81,9 +82,12 @@ def drafts_happened(cell: CellView) -> CheckResult:
         findings.append(cell.untested(name, problem, o))
     if cell.cold and len(found := _paddings(cell)) > 1:
         findings.append(_mixed(cell, name, found))
+    may = "may draft none for in a crowd" if cell.traits.by_crowd else "may find none for"
+    undrafted = sum(s.unaccounted for s in cell.steps().values()) if cell.traits.by_crowd else 0
     notes = [
         f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else "",
-        f"{nothing_found} requests without a draft, which {cell.method} may find none for" if nothing_found else "",
+        f"{nothing_found} requests without a draft, which {cell.method} {may}" if nothing_found else "",
+        f"at least {counted(undrafted, 'step')} without drafts, by the tokens" if undrafted else "",
     ]
     return conclude(name, cell.id, judged, findings, note="; ".join(filter(None, notes)), figures=_figures(cell))
 
@@ -254,7 +258,7 @@ def acceptance_baseline(cell: CellView) -> CheckResult:
     baseline = cell.baseline_or_reason(cell.lineup)
     if isinstance(baseline, str):
         return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
-    references = {r.prompt_id: Steps(r.accepted, False, True, r.drafted or None) for r in baseline.rows}
+    references = {r.prompt_id: r.steps for r in baseline.rows}
     # The other topology tells DRIFT from REGRESSION.
     other = cell.sibling("single" if cell.handed_off else "pd")
     return _judge(cell, name, references, "the baseline", moved_together=other.steps() if other else {})
@@ -400,6 +404,10 @@ class Compared(NamedTuple):
     """Number of output tokens."""
     preemptions: int
     """Preemptions on the answering engine while the request was on it, of this request or of those beside it."""
+    by_crowd: bool = False
+    """Whether how many a step drafts depends on the requests beside it, so that only ``placed`` tells anything."""
+    placed: Placed | None = None
+    """Then, the steps at the output positions where they may have begun; None if they cannot make the answer."""
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -436,7 +444,10 @@ def _compared(cell: CellView, o: Observation, output_ids: Sequence[int], steps: 
         if room < len(output_ids):
             steps, reference = (s._replace(accepted=begun_before(s.accepted, room)) for s in (steps, reference))
     aligned = align(steps.accepted, reference.accepted, len(output_ids))
-    return Compared(leg, steps, reference.accepted, aligned, reference.drafted, len(output_ids), o.preemptions(leg))
+    found = Compared(leg, steps, reference.accepted, aligned, reference.drafted, len(output_ids), o.preemptions(leg))
+    if not acceptance.drafts_by_crowd(cell, o, reference):
+        return found
+    return found._replace(by_crowd=True, placed=acceptance.placed_steps(cell, o, steps, reference))
 
 
 _FEW_STEPS = 2
@@ -451,8 +462,14 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
     step. Under pressure a prompt is chunked differently, and a resumed request takes one token from its prefill, which
     shifts all later steps: there the mean must agree within ``slack``, or all steps but those of the preemptions that
     the engine counted. Other requests beside others, and short ones, in which one step exceeds the slack, may also
-    differ by one step.
+    differ by one step. Where a crowd makes steps draft fewer tokens, or none, those count that begin where the
+    reference's do, cut to as many drafts.
     """
+    if c.by_crowd:
+        if c.placed is None:
+            return False
+        aligned = c.placed.aligned
+        return not aligned.differing or abs(aligned.found - aligned.expected) <= slack * aligned.expected
     if (
         slack
         and not c.up_to
@@ -493,6 +510,14 @@ def _difference(
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
     found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
+    drafted = c.steps.drafted, c.drafted and c.drafted[: len(expected)]
+    at = _first_step(c)
+    if c.placed is not None:
+        # Only the steps that the reference tells something about, and of its drafts as many as they had.
+        told = [i for i, e in enumerate(c.placed.expected) if e is not None]
+        found, expected = (tuple(v[i] or 0 for i in told) for v in (c.steps.accepted, c.placed.expected))
+        drafted = (c.steps.drafted and tuple(c.steps.drafted[i] for i in told),) * 2
+        at = next((i for i, (a, e) in enumerate(zip(found, expected, strict=True)) if a != e), 0)
     if cell.cold or acceptance.acceptance_slack(cell) or c.up_to:
         mean = _mean(found), _mean(expected)
         means = (
@@ -503,32 +528,30 @@ def _difference(
         common = max(c.aligned.common, 1)
         mean = c.aligned.found / common, c.aligned.expected / common
         means = f"{c.aligned.expected} over {counted(c.aligned.common, 'step')}", str(c.aligned.found)
+    how_compared = ", where they begin with the reference's and cut to as many drafts" if c.placed is not None else ""
     more = mean[0] > mean[1]
     verdict, damage = _attribute(cell, name, more, together, alone)
     how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
-    at = _first_step(c)
     ended = o.route == "cell" and c.leg.finish_reason == "stop"
     return cell.finding(
         name,
         verdict,
         damage,
         f"expected the accepted drafts per step of {against} ({means[0]}), found {how} ({means[1]}), from step "
-        f"{at} on"
+        f"{at} on{how_compared}"
         + ("; both topologies moved together" if together else "")
         + ("; the cold answers of these engines are as recorded, so this state changes results" if alone else ""),
         o,
         StepsDifference(
             step=at,
-            positions=c.aligned.differing,
-            common_steps=c.aligned.common,
+            positions=(c.placed.aligned if c.placed is not None else c.aligned).differing,
+            common_steps=(c.placed.aligned if c.placed is not None else c.aligned).common,
             found=found[at : at + _SHOWN],
             expected=expected[at : at + _SHOWN],
             found_mean=mean[0],
             expected_mean=mean[1],
-            found_rates=_rounded(pool([found], cell.record.draft_tokens, [c.steps.drafted])),
-            expected_rates=_rounded(
-                pool([expected], cell.record.draft_tokens, [c.drafted and c.drafted[: len(expected)]])
-            ),
+            found_rates=_rounded(pool([found], cell.record.draft_tokens, [drafted[0]])),
+            expected_rates=_rounded(pool([expected], cell.record.draft_tokens, [drafted[1]])),
             padded_first_step=c.steps.padded,
             last_alone=ended and 0 < at == len(found) - 1 == len(expected) - 1,
             raw=c.leg.speculation.per_step_accepted[:_SHOWN] if c.leg.speculation else (),

@@ -265,8 +265,8 @@ def _wrong(cell: CellView, checks: Sequence[str]) -> Iterator[bool]:
             at = compare(request.leg.output_ids or (), request.expected, request.leg.top_gaps, near)
             wrong = at is not None and not at.near_tie
         steps = real_steps(request.leg)
-        if checks is _STEP_CHECKS and steps is not None and request.steps:
-            wrong |= steps.accepted != request.steps
+        if checks is _STEP_CHECKS and steps is not None and request.steps is not None:
+            wrong |= steps.accepted != request.steps.accepted
         yield wrong
 
 

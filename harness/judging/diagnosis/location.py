@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from harness.history.acceptance import align, by_position, real_steps
+from harness.history.acceptance import Steps, align, by_position, real_steps
 from harness.history.records import Leg, Observation
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
@@ -18,6 +18,7 @@ from harness.judging.diagnosis.sources import is_copy, repeated, sources
 from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, LogprobDifference
 from harness.judging.findings import CheckResult, Finding, Location
+from harness.observed.acceptance import drafts_by_crowd, placed_steps
 from harness.prompts.lengths import blocks
 from harness.util.text import counted
 
@@ -29,8 +30,8 @@ class Request(NamedTuple):
     leg: Leg
     expected: tuple[int, ...]
     """Reference tokens; empty if unknown."""
-    steps: tuple[int, ...]
-    """Reference of accepted drafts per step; empty if unknown."""
+    steps: Steps | None
+    """Reference of accepted drafts per step; None if unknown."""
 
 
 def request_of(cell: CellView, o: Observation) -> Request | None:
@@ -40,7 +41,7 @@ def request_of(cell: CellView, o: Observation) -> Request | None:
         return None
     tokens = _reference_tokens(cell, o)
     row = cell.recorded(cell.lineup, o)
-    return Request(o, leg, tokens, row.accepted if row else ())
+    return Request(o, leg, tokens, row.steps if row is not None and row.accepted else None)
 
 
 def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
@@ -160,17 +161,23 @@ def _missing_blocks(wanted: Sequence[int], read: set[int], size: int) -> tuple[i
 def _from_steps(cell: CellView, r: Request) -> Location | None:
     """Locate damage when all tokens are right: steps that accept fewer drafts show which blocks the drafter lacks."""
     steps = real_steps(r.leg)
-    if steps is None or not r.steps or r.leg.output_ids is None:
+    if steps is None or r.steps is None or r.leg.output_ids is None:
         return None
-    first = next((i for i, (a, b) in enumerate(zip(steps.accepted, r.steps, strict=False)) if a != b), None)
+    placed = placed_steps(cell, r.o, steps, r.steps) if drafts_by_crowd(cell, r.o, r.steps) else None
+    wanted: Sequence[int | None] = placed.expected if placed is not None else r.steps.accepted
+    pairs = enumerate(zip(steps.accepted, wanted, strict=False))
+    first = next((i for i, (a, b) in pairs if b is not None and a != b), None)
     if first is None:
         return None
-    aligned = align(steps.accepted, r.steps, len(r.leg.output_ids))
+    aligned = placed.aligned if placed is not None else align(steps.accepted, r.steps.accepted, len(r.leg.output_ids))
     size = cell.record.block_size
     count = blocks(len(r.o.sent_ids), size)
-    ours, theirs = by_position(steps.accepted), by_position(r.steps)
+    ours, theirs = by_position(steps.accepted), by_position(r.steps.accepted)
+    if placed is not None:
+        ours = dict(zip(placed.at, steps.accepted, strict=True))
+        theirs = {at: e for at, e in zip(placed.at, placed.expected, strict=True) if e is not None}
     since = "D took over" if cell.handed_off else "the prefill"
-    if steps.drafted is not None:
+    if steps.drafted is not None and placed is None:
         # Steps without drafts are not counted, so that the others' positions are not known.
         return Location(of=count, step=first, text=f"acceptance differs from step {first} since {since} on")
     lines = [

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, STEPS, Mutant, OwnEngines, Trial, declare, in_single
+from harness.mutants.model import PAIR, SINGLE, STEPS, Mutant, OwnEngines, Trial, declare, in_both, in_single
 from harness.mutants.targets import (
     ALLOCATE,
     ARRIVAL,
@@ -296,3 +296,56 @@ def _n31(original: Any, active: Active, self: Any) -> Any:
         active.fired()
         return 0
     return kept
+
+
+declare(
+    Mutant(
+        "N46",
+        "a crowded step does not write the drafter's KV",
+        "vllm #57053, #51510",
+        "both",
+        "a step whose k is 0 by the number of its requests returns before the drafter runs, so that its KV of "
+        "the step's tokens is never written",
+    ),
+    Trial(
+        in_both("concurrent"),
+        "drafter-kv",
+        STEPS,
+        # Alone, an engine drafts in every step.
+        clean=(*PAIR, *SINGLE),
+        method="dynamic-eagle3",
+        long=True,
+        engines=OwnEngines("k by the size of the batch", like="cpu-dynamic-k", target=True, methods=True),
+    ),
+)
+
+
+@patch(
+    "N46",
+    "vllm.v1.spec_decode.llm_base_proposer",
+    "SpecDecodeBaseProposer.propose",
+    ("self", "num_speculative_tokens"),
+    runner="V1",
+)
+def _n46_v1(original: Any, active: Active, self: Any, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Any:
+    if num_speculative_tokens or not active():
+        return original(self, num_speculative_tokens, *args, **kwargs)
+    active.fired()
+    tokens = kwargs["next_token_ids"]
+    return tokens.new_empty((len(tokens), 0))
+
+
+@patch(
+    "N46",
+    f"{V2}.spec_decode.target_dependent_ar.speculator",
+    "TargetDependentARSpeculator.propose",
+    ("self", "input_batch"),
+    runner="V2",
+)
+def _n46_v2(original: Any, active: Active, self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("num_speculative_tokens") != 0 or not active():
+        return original(self, input_batch, *args, **kwargs)
+    active.fired()
+    drafts = self.draft_tokens[: input_batch.num_reqs]
+    drafts.fill_(-1)
+    return drafts
