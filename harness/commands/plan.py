@@ -17,6 +17,7 @@ from harness.judging.power import PowerRow, Sensitivity, lookups_now, sensitivit
 from harness.judging.rounding import measurement
 from harness.profiles.availability import references_of
 from harness.profiles.cells import EngineGroup, excluded_cells
+from harness.profiles.drafter_context import short_drafters
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
@@ -50,6 +51,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
         + (" on two cores" if profile.engine.device == "cpu" else ", one after the other"),
         highlight=False,
     )
+    for line in _short_drafters(prepared):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     # The bitwise tier has many, of few requests each.
     for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
         console.print(line, highlight=False, soft_wrap=True)
@@ -63,6 +66,21 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     console.print(_seen(found, effect_points))
     for line in _words(found, prepared):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _short_drafters(prepared: Prepared) -> list[str]:
+    """Say which drafters end before the engines' context does, and how many prompts get there."""
+    lines = []
+    for part in prepared.parts:
+        prompts = cold_prompts(prepared.sets[part.variant].cold, part.workload)
+        for short in short_drafters(part):
+            there = sum(p.tokens + part.workload.max_tokens > short.tokens for p in prompts)
+            whole = sum(p.tokens > short.tokens for p in prompts)
+            lines.append(
+                f"{short.words}: nothing is accepted there, and vLLM does not say so; {there} of "
+                f"{counted(len(prompts), 'cold prompt')} may get there with the answer, {whole} are longer themselves"
+            )
+    return list(dict.fromkeys(lines))
 
 
 def _engines(prepared: Prepared) -> Table:

@@ -18,6 +18,7 @@ from harness.history.engine_interfaces import WITHOUT
 from harness.judging.power import lookups_of
 from harness.profiles.availability import made_later
 from harness.profiles.cells import CellName, all_cells
+from harness.profiles.drafter_context import short_drafters
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, folder_of
@@ -64,6 +65,7 @@ def examine(executable: str, source: str) -> list[Examined]:
     items += _machine_items(profile)
     if profile is not None:
         items += _real_model_items(profile, source, environment)
+        items += _drafter_items(profile)
     if profile is None or any(
         (f := folder_of(p.target)) is not None and f.is_relative_to(WEIGHTS) for p in profile.parts
     ):
@@ -78,6 +80,16 @@ def _packages_item() -> Examined:
     lacking = lacking_to_run()
     found = f"no {', '.join(lacking)}: recorded runs can be judged" if lacking else "those to judge and to run"
     return Examined("packages", found, not lacking, True, INSTALL_RUN)
+
+
+def _drafter_items(profile: Profile) -> list[Examined]:
+    """Say which drafters end before the engines' context does."""
+    found = {short.words: short for part in profile.parts for short in short_drafters(part)}
+    advice = (
+        "vLLM says nothing of it: acceptance is 0 beyond. Raise max_position_embeddings in a copy of the drafter if it "
+        "was trained for more, or lower engine.max_model_len"
+    )
+    return [Examined(f"drafter of {short.method}", words, False, False, advice) for words, short in found.items()]
 
 
 def _real_model_items(profile: Profile, source: str, environment: EngineEnvironment | None) -> list[Examined]:

@@ -34,6 +34,7 @@ from harness.judging.figures import AcceptanceFigures, DraftFigures, RatesFigure
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.observed import acceptance
 from harness.observed.cell import Answer
+from harness.observed.drafts_end import DraftsEnd, drafts_end
 from harness.profiles.scenarios import SAMPLED
 from harness.util.text import counted
 
@@ -82,6 +83,8 @@ def drafts_happened(cell: CellView) -> CheckResult:
         findings.append(cell.untested(name, problem, o))
     if cell.cold and len(found := _paddings(cell)) > 1:
         findings.append(_mixed(cell, name, found))
+    if cell.cold and (end := drafts_end(cell)) is not None:
+        findings.append(_ends(cell, name, end))
     may = "may draft none for in a crowd" if cell.traits.by_crowd else "may find none for"
     undrafted = sum(s.unaccounted for s in cell.steps().values()) if cell.traits.by_crowd else 0
     notes = [
@@ -148,6 +151,16 @@ def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
     message = (
         f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
         f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"
+    )
+    return cell.untested(name, message)
+
+
+def _ends(cell: CellView, name: str, end: DraftsEnd) -> Finding:
+    """Return the finding that speculation was not tested beyond a length."""
+    message = (
+        f"expected accepted drafts at every length, found that {cell.method} {end.words}: speculation was not tested "
+        "there. vLLM drafts nothing beyond the drafter's context; compare max_position_embeddings of its config.json, "
+        "and max_model_len of speculative_config, with engine.max_model_len (`harness doctor`)"
     )
     return cell.untested(name, message)
 

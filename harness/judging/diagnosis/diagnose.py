@@ -16,6 +16,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.judging.near_ties import near_tie_nats
+from harness.observed.drafts_end import drafts_end
 from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
@@ -299,6 +300,8 @@ def _words(
     parts = [f"{damage_name(damage)} in {failed} of {counted(judged, 'request')}" if failed else damage_name(damage)]
     if damage in ("target-kv", "drafter-kv", "sampler", "input") and law is not None:
         parts.append(law.text)
+    if damage in ("drafter-kv", "sampler") and cell.cold and (end := drafts_end(cell)) is not None:
+        parts.append(end.words)
     if chosen.location is not None:
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
