@@ -201,9 +201,9 @@ def place(ours: Steps, reference: Steps, tokens: int, most_gaps: int, nested: bo
     }
     if not ended:
         return None
-    at = _unrolled(ended[min(ended)])
-    expected = tuple(told(step, position) for step, position in enumerate(at))
-    pairs = [(p, a, e) for p, a, e in zip(at, ours.accepted, expected, strict=True) if e is not None]
+    places = _unrolled(ended[min(ended)])
+    expected = tuple(told(step, place) for step, place in enumerate(places))
+    pairs = [(p, a, e) for p, a, e in zip(places, ours.accepted, expected, strict=True) if e is not None]
     aligned = Aligned(
         len(pairs),
         tuple(p for p, a, e in pairs if a != e),
@@ -211,7 +211,7 @@ def place(ours: Steps, reference: Steps, tokens: int, most_gaps: int, nested: bo
         sum(e for _, _, e in pairs),
         sum(p < tokens for p in wanted),
     )
-    return Placed(at, expected, aligned)
+    return Placed(places, expected, aligned)
 
 
 _Chain = tuple[int, "_Chain"] | None
