@@ -120,7 +120,7 @@ def build_command(
     number of devices differs from that of the ranks.
     """
     require_loadable(models_of(profile, method))
-    engine = profile.engine
+    engine = profile.engine.of(role)
     argv = [environment.executable, "-m", PROGRAM]
     argv += ["--host", host, "--port", str(port)]
     argv += ["--model", str(profile.target_folder), "--served-model-name", MODEL_NAME]
@@ -166,7 +166,7 @@ def build_command(
     argv += list(engine.extra_args)
     flags = environment.flags
     variables = _variables(profile, environment, role, side_channel_port, devices, host)
-    if engine.device == "cpu" and _needs_triton(profile, method):
+    if engine.device == "cpu" and _needs_triton(profile, method, role):
         # Of Triton's kernels CPUs have an interpreter alone.
         variables |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(INTERPRETER)}
     openmp = {"LD_PRELOAD": "an OpenMP library"} if engine.device == "cpu" else {}
@@ -184,11 +184,11 @@ def build_command(
     return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))
 
 
-def _needs_triton(profile: Profile, method: Method) -> bool:
+def _needs_triton(profile: Profile, method: Method, role: Role) -> bool:
     """Return whether vLLM launches kernels for which its CPU platform has no others: those of runner V2, and with
     speculation those that copy recurrent states. Where they can run, vLLM chooses V2 if the profile names no runner."""
     speculates = engine_config(method) is not None
-    return profile.engine.model_runner == "V2" or (speculates and recurrent(target_config(profile)))
+    return profile.engine.of(role).model_runner == "V2" or (speculates and recurrent(target_config(profile)))
 
 
 def _variables(
@@ -199,7 +199,7 @@ def _variables(
     devices: Sequence[str],
     host: str,
 ) -> dict[str, str]:
-    engine = profile.engine
+    engine = profile.engine.of(role)
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; like every other path, they
     # require the key.

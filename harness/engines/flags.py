@@ -55,13 +55,14 @@ class EngineFlags(Strict):
 
     def require_free(self, role: Role, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Raise UsageError for a flag that the harness sets for this engine itself."""
+        own = " (engine.prefill, for P alone)" if role == "prefill" else ""
         for text in self.argv(role):
             # vLLM takes --NAME.KEY for a key of an argument that is a mapping.
             name = text.partition("=")[0].partition(".")[0].replace("_", "-")
             if name in argv:
                 raise UsageError(
                     f"--engine-arg {text}: expected an argument that the {role} engine does not have, found one that "
-                    "the harness sets from the profile; change the profile"
+                    f"the harness sets from the profile; change the profile{own}"
                 )
         for name in self.env(role):
             if name in env:

@@ -143,7 +143,7 @@ class Readiness:
 
     def _warm_up_request(self) -> tuple[list[int], Sampling]:
         """Return a prompt of one block plus one token, and its sampling parameters."""
-        ids = list(range(1, self._profile.engine.block_size + 2))
+        ids = list(range(1, self._profile.engine.largest_block + 2))
         return ids, Sampling(max_tokens=8, logprobs=self._profile.workload.logprobs)
 
     def send_first_requests(self, deadline: float) -> None:

@@ -496,7 +496,7 @@ class EngineGroupSession:
         """Let P count the leases that have ended, which it does while it serves a request, so that they are not charged
         to the next cell. Raises HandoffError."""
         self._exchange.kept_by_p = 0
-        ids = list(range(1, self.profile.engine.block_size + 2))
+        ids = list(range(1, self.profile.engine.largest_block + 2))
         self._exchange.send(Ask(False, ids, max_tokens=1, alone="prefill", counted=False), [])
         self.settle()
 

@@ -170,6 +170,11 @@ class ObservedCell:
             len(o.sent_ids) + len(leg.output_ids or ()) >= self.settings.context_tokens
         )
 
+    def block_size(self, role: str) -> int:
+        """Return how many tokens a KV block of an engine has: P's may be of another size than D's."""
+        own = self.settings.of(role).asked("block_size") if self.handed_off else None
+        return own if role == "prefill" and isinstance(own, int) else self.record.block_size
+
     @property
     def first_view(self) -> bool:
         """Whether this is the first of the cell's scenarios, in which what concerns the whole cell is judged."""

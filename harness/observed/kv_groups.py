@@ -33,7 +33,7 @@ class KVGroups:
         than the prompts fill that are longer than a window (of several, than one of them), or than a block."""
         clipped: Counter[tuple[int, int]] = Counter()
         for o in self._cell.history.in_order(self._cell.id):
-            whole = blocks(self._hand_off.handed_tokens(o), self._cell.record.block_size)
+            whole = blocks(self._hand_off.handed_tokens(o), self._cell.block_size("prefill"))
             for limit in self.limits(o):
                 for index, group in enumerate(published_groups(o)):
                     clipped[limit, index] += 1 if len(group) < whole else -1
@@ -42,7 +42,7 @@ class KVGroups:
     def limits(self, o: Observation) -> list[int]:
         """Return the tokens of the windows, and of a block of state, that are fewer than those that P hands over: of
         some group it then publishes fewer blocks than the prompt fills."""
-        size = self._cell.record.block_size
+        size = self._cell.block_size("prefill")
         whole = blocks(self._hand_off.handed_tokens(o), size)
         windows = [w for w in self._cell.record.windows if w and published_blocks(len(o.sent_ids), size, w) < whole]
         return [*windows, *([size] if self._cell.record.recurrent and whole > 1 else [])]

@@ -40,8 +40,10 @@ class PrefixCache:
         layers are of several kinds the block to recompute may end with the prompt: vLLM looks for it beyond the last
         token but one (``eagle_proof_margin``). Tokens of which later modules saw drafts are not cached.
         """
-        size = self._cell.record.block_size
         role = role or self._cell.answering
+        size = self._cell.block_size(role)
+        if not self._cell.settings.of("prefill" if role == "prefill" else "decode").caches_prefixes:
+            return Hit(0, 0)
         held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)
         if answered and role == self._cell.answering:
             held = (*held, *_computed_output(donor))

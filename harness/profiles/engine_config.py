@@ -26,6 +26,30 @@ class TensorParallel(Strict):
         return self.prefill if role == "prefill" else self.decode
 
 
+class OnPrefill(Strict):
+    """Settings in which P differs from D and from single engines; None: as theirs."""
+
+    block_size: int | None = Field(default=None, ge=8, le=1024)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    kv_blocks: int | None = Field(default=None, ge=8)
+    max_num_batched_tokens: int | None = Field(default=None, ge=32)
+    attention_backend: str | None = Field(default=None, pattern=r"^[A-Z0-9_]+$")
+    model_runner: Literal["V1", "V2"] | None = None
+    kv_cache_dtype: str | None = None
+    extra_args: tuple[str, ...] | None = None
+    """Instead of the others' ``extra_args``."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _allowed_arguments(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        check_arguments(value or ())
+        if parallel_size(value or ()) != 1:
+            raise ValueError(
+                "expected P spread over as many devices as engine.extra_args says, found a size of its own"
+            )
+        return value
+
+
 class EngineConfig(Strict):
     """Settings of every engine of the profile."""
 
@@ -78,6 +102,19 @@ class EngineConfig(Strict):
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM, of those that ``harness.profiles.engine_args`` allows."""
     env: dict[str, str] = Field(default_factory=dict)
+    prefill: OnPrefill | None = None
+    """Where P is set up unlike D."""
+
+    @property
+    def largest_block(self) -> int:
+        """Tokens of the larger block, where P's are of another size than D's."""
+        return max(self.block_size, self.of("prefill").block_size)
+
+    def of(self, role: str) -> EngineConfig:
+        """Return the settings of the engine with a role."""
+        if self.prefill is None or role != "prefill":
+            return self
+        return self.model_copy(update=self.prefill.model_dump(exclude_none=True))
 
     @field_validator("env")
     @classmethod

@@ -381,8 +381,9 @@ class Profile(Strict):
                 "hands off by NIXL"
             )
         largest = max(m.lookahead for m in self.methods)
-        if largest >= self.engine.block_size:
-            raise ValueError(f"lookahead {largest} must be smaller than block_size {self.engine.block_size}")
+        smallest = min(self.engine.of(role).block_size for role in ("prefill", "decode"))
+        if largest >= smallest:
+            raise ValueError(f"lookahead {largest} must be smaller than block_size {smallest}")
         return self
 
 

@@ -35,6 +35,9 @@ _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+_CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")
+
+
 class RecordedEngine(NamedTuple):
     """The recorded settings of the engines of one variant."""
 
@@ -43,6 +46,13 @@ class RecordedEngine(NamedTuple):
     def asked(self, name: str) -> Any:
         """Return a setting; None if the record does not have it."""
         return self.settings.get(name)
+
+    def of(self, role: str) -> RecordedEngine:
+        """Return the settings of the engine with a role: P may have others than D."""
+        own = self.asked("prefill") if role == "prefill" else None
+        if not isinstance(own, Mapping):
+            return self
+        return RecordedEngine({**self.settings, **{name: value for name, value in own.items() if value is not None}})
 
     def _setting(self, name: str) -> Any:
         return self.settings.get(name, ENGINE_DEFAULTS[name])
@@ -96,6 +106,12 @@ class RecordedEngine(NamedTuple):
     @property
     def extra_args(self) -> tuple[str, ...]:
         return tuple(self.asked("extra_args") or ())
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether engines have a prefix cache: unless the last word on it is no."""
+        told = [a for a in self.extra_args if a.replace("_", "-") in _CACHING]
+        return not told or told[-1].replace("_", "-") == _CACHING[0]
 
     def ranks(self, role: str) -> int:
         """Return how many ranks of an engine hold KV of one request, each of which moves its own part."""

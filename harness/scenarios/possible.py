@@ -24,12 +24,10 @@ def demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt]
 
 
 def too_many(together: int, profile: Profile) -> str | None:
-    if together <= profile.engine.max_num_seqs:
+    rows = min(profile.engine.of(role).max_num_seqs for role in ("prefill", "decode"))
+    if together <= rows:
         return None
-    return (
-        f"expected engine.max_num_seqs of at least {together}, found {profile.engine.max_num_seqs}; raise it or send "
-        "fewer prompts together"
-    )
+    return f"expected engine.max_num_seqs of at least {together}, found {rows}; raise it or send fewer prompts together"
 
 
 def pool_of(wanted: str, pool: int) -> str:

@@ -94,11 +94,11 @@ def filled(cell: RecordedCell, parts: dict[str, Observation], role: str) -> Iter
     fill = [o for part, o in parts.items() if part.startswith("fill")]
     engine = cell.engine(role)
     pool = engine.kv_blocks if engine else None
-    taken = sum(blocks(computed_tokens(leg), cell.record.block_size) for o in fill if (leg := leg_of(cell, o, role)))
+    taken = sum(blocks(computed_tokens(leg), cell.block_size(role)) for o in fill if (leg := leg_of(cell, o, role)))
     if shared := parts["subject"].shared_counters.get(role):
         # Counted together with the subject. Rounding up once gives a lower bound of the blocks of all prompts.
         computed = int(shared.get("prompt_tokens_local_compute", 0)) - len(parts["subject"].sent_ids)
-        taken = blocks(max(computed, 0), cell.record.block_size)
+        taken = blocks(max(computed, 0), cell.block_size(role))
     if pool is None:
         yield Gap(parts["subject"], f"expected the {role} engine to say how many KV blocks it has, found no answer")
     elif taken < pool - 1:

@@ -280,10 +280,11 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         made += [len(s.output_ids or ()) for s in leg.siblings]
     # Each answer of a request that asks for several is one of its own to the engine.
     asked += [len(o.sent_ids) for o, leg in counted.answers for _ in leg.siblings]
+    looked_up = sum(asked) + counted.looked_up_again - counted.not_looked_up
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": sum(asked),
-        "prefix_queries": sum(asked) + counted.looked_up_again - counted.not_looked_up,
+        "prefix_queries": looked_up if cell.settings.of(counted.role).caches_prefixes else 0,
         "generation_tokens": sum(made),
     }
     if any(leg.ended_by_text for _, leg in counted.answers):

@@ -40,7 +40,7 @@ def _started_otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding
     if engine.attached:
         return
     given = _options(engine.argv)
-    wanted = {option: cell.settings.asked(name) for option, name in OPTIONS.items()}
+    wanted = {option: cell.settings.of(engine.role).asked(name) for option, name in OPTIONS.items()}
     target = cell.profile.setting(TARGET)
     wanted["--model"] = target if isinstance(target, str) else None
     for option, asked in wanted.items():
@@ -103,7 +103,8 @@ def _other_command(cell: CellView, engine: EngineRecord, wanted: str, found: obj
 
 
 def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
-    budget = cell.settings.asked(_STEP)
+    asked_for = cell.settings.of(engine.role)
+    budget = asked_for.asked(_STEP)
     if budget is not None and engine.step_tokens is not None and not budget / 2 <= engine.step_tokens <= budget:
         message = (
             f"expected the {engine.role} engine to run with engine.{_STEP}: {budget}, of which speculation may take "
@@ -112,7 +113,7 @@ def _otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding]:
         )
         yield cell.untested(NAME, message)
     for name in (*READ_BACK, *([_IF_TOLD] if engine.block_size is not None else [])):
-        asked, found = cell.settings.asked(name), getattr(engine, name)
+        asked, found = asked_for.asked(name), getattr(engine, name)
         if asked is not None and found != asked:
             given = "that it does not say" if found is None else f"{found}"
             message = (

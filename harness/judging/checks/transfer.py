@@ -164,7 +164,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         if decode.counters.get("prefix_hits") and len(cell.record.windows) > 1:
             # Of layers with a window D has other blocks cached than of the others, and nothing says how many.
             continue
-        cached = decode.counters.get("prefix_hits", 0) / cell.record.block_size
+        cached = decode.counters.get("prefix_hits", 0) / cell.block_size("prefill")
         pulled = (moved - state) / size
         if cached and pulled > whole - cached:
             findings.append(_shifted(cell, o, whole, cached, pulled))
@@ -184,7 +184,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
 def _handed(cell: RecordedCell, o: Observation) -> int:
     """Return how many blocks D has to pull for a hand-off, over all KV-cache groups if layers see unlike numbers of
     tokens; blocks of all groups have one size then."""
-    tokens, size = cell.hand_off.handed_tokens(o), cell.record.block_size
+    tokens, size = cell.hand_off.handed_tokens(o), cell.block_size("prefill")
     whole = blocks(tokens, size)
     windows = [w for w in cell.record.windows if w is not None]
     if not windows or not (published := published_groups(o)):
@@ -285,10 +285,10 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
     if not cell.cold:
         return []
     item = cell.settings.kv_item_bytes
-    unit = cell.record.block_size * item
+    unit = cell.block_size("prefill") * item
     if size % unit:
         message = (
-            f"expected blocks of {cell.record.block_size} tokens and {item} bytes a number to have a "
+            f"expected blocks of {cell.block_size('prefill')} tokens and {item} bytes a number to have a "
             f"multiple of {unit} bytes, found {size:.6g}: NIXL's bytes do not prove that KV moved"
         )
         return [cell.untested(NAME, message)]
@@ -318,11 +318,11 @@ def _not_as_configured(cell: CellView, size: float) -> Finding | None:
     # Several ranks may each move heads that others move, too, and of some types nothing tells the bytes of a number.
     if numbers is None or item == 1 or any(cell.settings.ranks(role) > 1 for role in ("prefill", "decode")):
         return None
-    wanted = cell.record.block_size * numbers * item
+    wanted = cell.block_size("prefill") * numbers * item
     if size == wanted:
         return None
     message = (
-        f"expected blocks of {cell.record.block_size} tokens to have {wanted} bytes, by the configs "
+        f"expected blocks of {cell.block_size('prefill')} tokens to have {wanted} bytes, by the configs "
         f"of the models, found {size:.6g}: layers or heads are missing, or moved twice"
     )
     return cell.untested(NAME, message)
@@ -545,7 +545,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     if "remote_num_tokens" not in params:
         message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
         findings.append(cell.untested(NAME, message, o, given))
-    size = cell.record.block_size
+    size = cell.block_size("prefill")
     allowed = sorted({published_blocks(count, size, window) for window in cell.record.windows})
     longest = max(range(len(groups)), key=lambda index: len(groups[index]))
     pool = p.kv_blocks if (p := cell.engine("prefill")) is not None else None
@@ -582,7 +582,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
 def _null_blocks(cell: CellView, index: int, group: Sequence[Any], tokens: int) -> int:
     """Return how many blocks at the front of a published KV-cache group may be block 0, which stands for none, and are:
     those that a sliding window has left, in a group that has one."""
-    size = cell.record.block_size
+    size = cell.block_size("prefill")
     if index not in cell.kv_groups.clipped:
         return 0
     left_out = blocks(tokens, size) - len(group)
@@ -592,10 +592,10 @@ def _null_blocks(cell: CellView, index: int, group: Sequence[Any], tokens: int) 
 
 
 def _wanted_words(cell: CellView, tokens: int, wanted: int) -> str:
-    filled = blocks(tokens, cell.record.block_size)
+    filled = blocks(tokens, cell.block_size("prefill"))
     if wanted < filled:
         return "one block of state" if cell.record.recurrent else f"the last {wanted} of {filled} blocks"
-    return f"ceil({tokens} / {cell.record.block_size}) = {wanted} blocks"
+    return f"ceil({tokens} / {cell.block_size('prefill')}) = {wanted} blocks"
 
 
 def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:

@@ -249,7 +249,7 @@ def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:
     groups = (prefill.kv_transfer_params or {}).get("remote_block_ids") if prefill else None
     if not isinstance(groups, list) or not groups or not isinstance(groups[0], list) or decode is None:
         return None
-    surplus = len(groups[0]) - count
+    surplus = len(groups[0]) - blocks(len(o.sent_ids), cell.block_size("prefill"))
     if surplus <= 0:
         return None
     pulled = _blocks_pulled(cell, decode)
@@ -269,7 +269,7 @@ def _blocks_pulled(cell: CellView, decode: Leg) -> int | None:
     for o in cell.history.of(cell.id).values():
         leg = o.leg("decode")
         if leg and leg.counters.get("nixl_bytes") and not leg.counters.get("prefix_hits"):
-            sizes.append(leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.record.block_size))
+            sizes.append(leg.counters["nixl_bytes"] / blocks(len(o.sent_ids), cell.block_size("prefill")))
     moved = decode.counters.get("nixl_bytes")
     return round(moved / median(sizes)) if sizes and moved else None
 
