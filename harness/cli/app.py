@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from harness.cli.ab import ab_command
+from harness.cli.attach import attach_command
 from harness.cli.baseline import baseline_app
 from harness.cli.ci import ci_app
 from harness.cli.help import HelpfulGroup, finish
@@ -55,6 +56,7 @@ _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "doctor": doctor_command,
         "plan": plan_command,
         "init": init_command,
+        "attach": attach_command,
         "ab": ab_command,
         "fuzz": fuzz_command,
         "up": up_command,

@@ -17,9 +17,12 @@ doctor  # can the cpu profile run here?
 doctor -p nightly --engine-python ~/vllm/.venv/bin/python
 plan  # cells, minutes, what can be detected
 plan -p nightly -c 'pd-*' --effect 0.5
+plan --commands -c pd-eagle3  # start the pair by hand
 plan --full > my-profile.yaml  # every setting
 init --target Qwen/Qwen3-4B --drafter me/x --method eagle3 > mine.yaml
 init --target ~/models/x --method ngram --device cpu --out m.yaml
+attach --prefill http://p:8000 --decode http://d:8000 --out mine.yaml
+attach --single http://s:8000 --extends gpu  # prints the profile
 ab --base 0.31.0 --head 0.32.0 -c 'pd-*'
 ab --base ~/main/.venv/bin/python --head ~/branch/.venv/bin/python
 ab --engine-arg=--my-flag  # the same vLLM, with and without it

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -344,12 +344,13 @@ _NARROWEST = 20
 """Fewest columns that a table is made for."""
 
 
-def make_console(width: int = 160) -> Console:
-    """Return a console for results: in a file or a pipe as wide as COLUMNS says, or else ``width`` columns.
+def make_console(width: int = 160, file: IO[str] | None = None) -> Console:
+    """Return a console for results, on standard output unless ``file`` is given: in a file or a pipe as wide as COLUMNS
+    says, or else ``width`` columns.
 
     There rich would assume 80 columns, which is too narrow for the tables.
     """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) >= _NARROWEST:
         width = int(columns)
-    return _HarmlessConsole(width=None if sys.stdout.isatty() else width)
+    return _HarmlessConsole(file=file, width=None if (file or sys.stdout).isatty() else width)

@@ -30,6 +30,21 @@ def plan_command(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of profiles instead, for editors.")
     ] = False,
+    commands: Annotated[
+        bool,
+        typer.Option(
+            "--commands",
+            help="Print the commands that start these engines by hand instead, and a router, for `harness attach`.",
+        ),
+    ] = False,
+    engine_python: PythonOption = None,
+    witness_notes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --commands: let the engines note in this folder what their KV caches hold.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show cells, engines, prompts, models, expected time and detectable effects, without starting anything.
@@ -39,9 +54,21 @@ def plan_command(
     from harness.profiles.schema import full_text, schema_text
 
     chosen = of.chosen()
+    if as_json and (schema or full or commands):
+        raise UsageError("--json: expected it without --full, --schema and --commands, found one of them")
+    if not commands and (engine_python is not None or witness_notes is not None):
+        given = "--engine-python" if engine_python is not None else "--witness-notes"
+        raise UsageError(f"{given} is for the commands of engines; add --commands, or leave it out")
+    if commands:
+        from harness.commands.serving_commands import environment_to_type, lines_of
+        from harness.workload.prepare import prepare
+
+        found = prepare(*chosen.names)
+        environment = environment_to_type(engine_python, found.profile.engine.device)
+        for line in lines_of(found, chosen.profile, environment, witness_notes):
+            print(line)
+        return
     if schema or full:
-        if as_json:
-            raise UsageError("--json: expected it without --full and --schema, found one of them")
         print(schema_text() if schema else full_text(chosen.profile), end="")
         return
     from harness.commands.plan import models_of_hub, print_models, print_plan

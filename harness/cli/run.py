@@ -286,7 +286,7 @@ def _attached(prepared: Prepared, servers: ServerOptions, given: Sequence[str]) 
     pair = [server for role, server in found.items() if role != "single"]
     router = look_at_router(servers.router, key, pair, servers.model) if servers.router is not None else None
     executor = AttachedExecutor(found, router)
-    executor.require_fit(prepared.plan, prepared.profile)
+    executor.require_fit(prepared.plan, prepared.profile, prepared.works)
     return executor
 
 
@@ -305,9 +305,18 @@ def carry_out(
     with executor:
         with Reporter(work.expected_s, starts_s=work.starts_s) as reporter:
             reporter.line(f"{what}, {counted(work.requests, 'request')}, about {lasting(work.expected_s)}")
+            for sentence in on_trust(executor, work):
+                reporter.line(sentence)
             warn_of_disturbance(reporter, executor)
             outcome = record(reporter)
         _end(outcome._replace(summary=outcome.summary._replace(strict=strict)), part, tell)
+
+
+def on_trust(executor: Executor | None, work: Prepared) -> list[str]:
+    """Return what is taken on trust of servers that run already."""
+    from harness.engines.attached import AttachedExecutor
+
+    return executor.on_trust(work.plan, work.profile) if isinstance(executor, AttachedExecutor) else []
 
 
 def warn_of_disturbance(reporter: Reporter, executor: Executor) -> None:

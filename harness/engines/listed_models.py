@@ -29,6 +29,9 @@ class ListedModels(NamedTuple):
     """Empty when it lists none."""
     found: str
     """What it answered instead, for the end of a message that says what was expected."""
+    settings: Mapping[str, Mapping[str, Any]] = {}
+    """What it says of models that are no adapters, by their names: ``model``, the folder or name that was loaded, and
+    ``max_model_len``."""
 
     @property
     def has_no_list(self) -> bool:
@@ -74,7 +77,17 @@ def _read(answer: Any) -> ListedModels:
         return ListedModels((), "JSON without a list of models")
     names = tuple(m["id"] for m in models if isinstance(m, dict) and isinstance(m.get("id"), str))
     # vLLM lists an adapter of the same name as its base model once each.
-    return ListedModels(tuple(dict.fromkeys(names)), "a list without names of models" if models else "an empty list")
+    settings = {m["id"]: _settings(m) for m in models if isinstance(m, dict) and m.get("id") in names}
+    found = "a list without names of models" if models else "an empty list"
+    return ListedModels(tuple(dict.fromkeys(names)), found, settings)
+
+
+def _settings(model: Mapping[str, Any]) -> dict[str, Any]:
+    root, longest = model.get("root"), model.get("max_model_len")
+    if model.get("parent") is not None:
+        return {}
+    told = {"model": root} if isinstance(root, str) else {}
+    return told | ({"max_model_len": longest} if isinstance(longest, int) else {})
 
 
 def _is_html(answer: httpx.Response) -> bool:

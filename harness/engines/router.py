@@ -50,16 +50,20 @@ def launcher() -> list[str]:
 def router_command(urls: Mapping[Role, str], port: int, metrics_port: int, key: ApiKey) -> RouterCommand:
     """Return the command of a router in front of these engines. Its retries are off, because they would hide a failed
     hand-off."""
-    argv = [*launcher(), "--host", LOOPBACK, "--port", str(port), "--policy", "round_robin", "--disable-retries"]
-    argv += ["--disable-circuit-breaker", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
-    if "prefill" in urls:
-        argv += ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
-        argv += ["--prefill", urls["prefill"], "--decode", urls["decode"]]
-    else:
-        argv += ["--worker-urls", *urls.values()]
+    argv = [*launcher(), *router_arguments(urls, port, metrics_port)]
     answering = next(urls[r] for r in ("decode", "single", "prefill") if r in urls)
     # The router sends this key to a pair. It also replaces an inherited OPENAI_API_KEY, which must not get there.
     return RouterCommand(port, argv, {"OPENAI_API_KEY": key.value, URLS_VARIABLE: f"{answering}/v1/models"})
+
+
+def router_arguments(urls: Mapping[Role, str], port: int, metrics_port: int) -> list[str]:
+    """Return the arguments of ``vllm-router`` in front of these engines."""
+    argv = ["--host", LOOPBACK, "--port", str(port), "--policy", "round_robin", "--disable-retries"]
+    argv += ["--disable-circuit-breaker", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics_port)]
+    if "prefill" not in urls:
+        return [*argv, "--worker-urls", *urls.values()]
+    argv += ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+    return [*argv, "--prefill", urls["prefill"], "--decode", urls["decode"]]
 
 
 class Router:

@@ -18,8 +18,8 @@ WITHOUT = {
     PAUSE: "requests cannot be queued together, so that `concurrent` and `pressure` are UNKNOWN; start servers with "
     "VLLM_SERVER_DEV_MODE=1",
     RESET_PREFIX_CACHE: "blocks that are never given back are not seen; start servers with VLLM_SERVER_DEV_MODE=1",
-    SERVER_INFO: "that the engines have the profile's settings is taken on trust, all but the block size, and chunked "
-    "prefill cannot be proven; start servers with VLLM_SERVER_DEV_MODE=1",
+    SERVER_INFO: "that the engines have the profile's settings is taken on trust, all but the block size and the "
+    "drafts per step, and chunked prefill cannot be proven; start servers with VLLM_SERVER_DEV_MODE=1",
     BY_SOURCE: "chunked prefill and evictions cannot be proven from counters",
     STEP_TOKENS: "it cannot be proven that prompts were prefilled together",
 }

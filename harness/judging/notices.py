@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.history.engine_interfaces import PER_REQUEST_FLAG
+from harness.history.engine_interfaces import PER_REQUEST_FLAG, SERVER_INFO
 from harness.history.folder import History
+from harness.history.plan import ROUTER
 from harness.history.records import RunRecord
 from harness.history.run_kind import notices_of as kind_notices
 from harness.judging.evidence import Evidence, judging_of
 from harness.judging.rounding import notices as rounding_notices
 from harness.profiles.cells import CellName
+from harness.util.text import listed
 
 INJECTED = "INJECTED FAULT"
 """How the notice begins that a run has a deliberate defect: it is louder than all others."""
@@ -21,6 +23,7 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
     history = evidence.history
     run = history.run
     notices = [
+        *_on_trust(run),
         *(run.merged.notices if run.merged is not None else ()),
         *rounding_notices(evidence, judging_of(history).tier),
         *(n for lookup in evidence.baselines.values() for n in lookup.notices),
@@ -68,9 +71,23 @@ def _compared_in_total(history: History) -> Iterator[str]:
         )
 
 
+def _on_trust(run: RunRecord) -> Iterator[str]:
+    """Yield which servers that ran already do not tell their settings, and what that costs."""
+    silent = [
+        f"the {engine.role} server {' '.join(engine.argv[1:2])}"
+        for engine in run.engines
+        if engine.attached and engine.role != ROUTER and engine.step_tokens is None
+    ]
+    if silent and SERVER_INFO in run.lacking:
+        verb = "does" if len(silent) == 1 else "do"
+        yield f"{listed(silent, 'and')} {verb} not tell all settings: {run.lacking[SERVER_INFO]}"
+
+
 def _of_engines(run: RunRecord) -> Iterator[str]:
     lacks = "the servers lack" if run.attached else f"vLLM {run.versions.get('vllm')} lacks"
     for name, cost in run.lacking.items():
+        if run.attached and name == SERVER_INFO:
+            continue
         yield f"{lacks} {name}: {cost}"
     if run.engine_flags:
         tested = "engines under test" if run.engines else "no engine became ready"

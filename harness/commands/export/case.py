@@ -8,14 +8,15 @@ import re
 import shlex
 import textwrap
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import redact
 from harness.commands.export import archive_of
-from harness.engines.command import INTERPRETER, MODEL_NAME, PROGRAM, EngineCommand, build_command
+from harness.engines.command import INTERPRETER, MODEL_NAME, build_command
 from harness.engines.environment import EngineEnvironment
+from harness.engines.typed_command import PROJECTS, WIDTH, serve_arguments, typed, wrapped
 from harness.errors import UsageError
 from harness.history.engine_interfaces import CACHED_TOKENS_FLAG
 from harness.history.records import COLD
@@ -30,14 +31,12 @@ from harness.util.files import sha256_bytes, tokenizer_hash, write_atomic
 
 ARCHIVED_BYTES = 25 * 10**6
 """The models of a cell are put into the archive up to this total size, which code hosts take as an attachment."""
-_WIDTH, _READ = 119, 12
-"""Columns of lines, and lines of requests that are written into the program and not into the archive."""
+_READ = 12
+"""Lines of requests that are written into the program and not into the archive."""
 _LAST_S = 1.5
 """When a request is sent that a held server shall get last: half-way through the time that it is held."""
 _PORT, _SIDE_CHANNEL = 8100, 5600
 _PROGRAM = Path(__file__).with_name("standalone.py")
-_PROJECTS = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "DO_NOT_TRACK")
-"""Variables of engines that only this project needs."""
 
 
 class Right(NamedTuple):
@@ -194,7 +193,9 @@ def server_commands(case: Case, environment: EngineEnvironment, target: Path) ->
     for number, role in enumerate(roles):
         channel = _SIDE_CHANNEL + number if pair else None
         command = build_command(case.profile, case.cell.method, role, environment, _PORT + number, channel)
-        own, words = {}, ["vllm", "serve", *_arguments(command)]
+        # What answers need not say here.
+        arguments = [word for word in serve_arguments(command) if word != CACHED_TOKENS_FLAG]
+        own, words = {}, ["vllm", "serve", *arguments]
         if pair:
             own["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(channel)
         if on_cpu and case.profile.engine.devices_of(role) == 1:
@@ -202,49 +203,20 @@ def server_commands(case: Case, environment: EngineEnvironment, target: Path) ->
             own["VLLM_CPU_OMP_THREADS_BIND"] = str(number)
             words = ["taskset", "-c", str(number), *words]
         shared |= {name: value for name, value in command.env.items() if name not in own}
-        commands[role] = _typed([*(f"{name}={value}" for name, value in own.items()), *map(shlex.quote, words)])
+        commands[role] = typed([*(f"{name}={value}" for name, value in own.items()), *map(shlex.quote, words)])
         for folder, name in folders:
             commands[role] = commands[role].replace(folder, name)
-    known = {name: shlex.quote(value) for name, value in shared.items() if name not in _PROJECTS}
+    known = {name: shlex.quote(value) for name, value in shared.items() if name not in PROJECTS}
     if "LD_PRELOAD" in known:
         known["LD_PRELOAD"] = "$VIRTUAL_ENV/lib/libiomp5.so"
     if "TRITON_INTERPRET" in known:
         known["PYTHONPATH"] = shlex.quote(f"{archive_of(target).stem}/triton")
-    return _typed(["export", *(f"{name}={value}" for name, value in known.items())]), commands
+    return typed(["export", *(f"{name}={value}" for name, value in known.items())]), commands
 
 
 def _interpreted(variables: str) -> bool:
     """Return whether servers need Triton's interpreter, to which this project adds a back end."""
     return "TRITON_INTERPRET=" in variables
-
-
-def _arguments(command: EngineCommand) -> list[str]:
-    """Return the arguments of ``vllm serve``: the model, then the others, without the guard of this project and what
-    answers need not say."""
-    words = [word for word in command.argv[command.argv.index(PROGRAM) + 1 :] if word != CACHED_TOKENS_FLAG]
-    for option in ("--middleware", "--model"):
-        at = words.index(option)
-        taken, words = words[at + 1], [*words[:at], *words[at + 2 :]]
-    return [taken, *words]
-
-
-def _typed(words: Sequence[str]) -> str:
-    """Return quoted words as a command over several lines, an option beside its value."""
-    units: list[str] = []
-    for word in words:
-        beside = bool(units) and units[-1].startswith("--") and " " not in units[-1] and not word.startswith("--")
-        units[-1:] = [f"{units[-1]} {word}"] if beside else [*units[-1:], word]
-    return " \\\n".join(_wrapped(units))
-
-
-def _wrapped(words: Iterable[str]) -> list[str]:
-    """Return words on indented lines; only words that are too long by themselves make longer ones."""
-    lines = [""]
-    for word in words:
-        if lines[-1].strip() and len(lines[-1]) + len(word) >= _WIDTH:
-            lines.append("   ")
-        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
-    return lines
 
 
 def _source(case: Case, environment: EngineEnvironment, target: Path, packed: bytes | None) -> str:
@@ -305,7 +277,7 @@ def _kept(parts: set[str]) -> str:
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
     text = _IMPORT.sub(lambda m: m[0] if len(re.findall(rf"\b{re.escape(m[1] or m[2])}\b", text)) > 1 else "", text)
     modules = re.findall(r"^import (.+)\n", text, re.MULTILINE)
-    imports = [f"import {line.rstrip(',')}\n" for line in textwrap.wrap(", ".join(modules), _WIDTH - 8)]
+    imports = [f"import {line.rstrip(',')}\n" for line in textwrap.wrap(", ".join(modules), WIDTH - 8)]
     return re.sub(r"(^import .+\n)+", "".join(imports), text, count=1, flags=re.MULTILINE)
 
 
@@ -325,7 +297,7 @@ _ATOM = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"])+""")
 
 def _literal(value: object) -> str:
     """Return a literal of plain values over several lines."""
-    return "\n".join(_wrapped(_ATOM.findall(repr(json.loads(json.dumps(value))))))
+    return "\n".join(wrapped(_ATOM.findall(repr(json.loads(json.dumps(value))))))
 
 
 def _stages(case: Case) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from harness.history.engine_interfaces import PAUSE, RESET_PREFIX_CACHE, SERVER_
 from harness.profiles.load import load_profile
 from harness.workload.prepare import prepare
 from tests.support.engines import ENVIRONMENT
+from tests.support.fake_attached import TARGET, attached_server, told
 from tests.support.fake_server import DRAFTS, SAID, Quiet, fake_server, serving
 
 PROFILE = load_profile("cpu")
@@ -52,7 +53,8 @@ def test_a_server_that_does_not_say_its_settings_has_its_block_size_in_its_metri
     with fake_server(**server) as url:
         found = look_at("single", url, None)
     assert not found.surfaces[SERVER_INFO]
-    assert found.info == ServerInfo({"cache_config": {"block_size": 16}}, {}, False)
+    cache = {"block_size": 16, "cache_dtype": "auto", "num_gpu_blocks": 99}
+    assert found.info == ServerInfo({"cache_config": cache, "speculative_config": None}, {}, False)
     assert found.info.facts == LogFacts(None, None, None)
 
 
@@ -82,6 +84,83 @@ def test_a_server_with_other_settings_than_the_profile_is_refused(section, setti
     pair = {r: known(r, said=other if r == role else SAID) for r in ("prefill", "decode")}
     with pytest.raises(UsageError, match=rf"--{role} http://10\.0\.0\.7:8000: expected the settings .* {words}; start"):
         AttachedExecutor(pair).require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
+
+
+@pytest.mark.parametrize(("role", "k"), [("prefill", 1), ("decode", 3)])
+def test_the_metrics_tell_how_many_tokens_a_server_drafts(role, k):
+    """Without /server_info, too: it is not taken on trust."""
+    with attached_server(role, dev=False, speculative_config__num_speculative_tokens=k) as url:
+        info = look_at(role, url, None).info
+    method = next(m for m in PROFILE.methods if m.kind == "eagle3")
+    assert list(info.differences(PROFILE, method, role)) == (["num_speculative_tokens 3, found 1"] if k == 1 else [])
+    assert info.say("model_config.model") == TARGET and info.say("model_config.max_model_len") == 416
+    lacking = ["engine.dtype", "engine.enforce_eager", "engine.hf_overrides"]
+    lease = ["engine.kv_lease_s"] if role == "prefill" else []
+    more = ["engine.tensor_parallel", *lease, "method", "engine.max_num_batched_tokens"]
+    assert info.untold(PROFILE, method, role) == [*lacking, *more]
+
+
+def pair_with(**changes: object) -> AttachedExecutor:
+    """P and D of EAGLE3 that differ from the profile cpu alike."""
+    info = ServerInfo(told("decode", **changes), {}, True)
+    return AttachedExecutor({r: known(r)._replace(info=info) for r in ("prefill", "decode")})
+
+
+@pytest.mark.parametrize(
+    ("changes", "scenarios", "words"),
+    [
+        ({"scheduler_config__max_num_batched_tokens": 1664}, ["cold"], None),
+        ({"scheduler_config__max_num_batched_tokens": 1664}, ["cold", "prefix-hit"], None),
+        (
+            {"scheduler_config__max_num_batched_tokens": 1664},
+            ["cold", "chunked-prefill"],
+            "engine.max_num_batched_tokens 192 for chunked-prefill, found 1664",
+        ),
+        ({"scheduler_config__max_num_batched_tokens": 128}, ["cold"], "192 for cold, found 128"),
+        ({"cache_config__enable_prefix_caching": False}, ["cold"], None),
+        (
+            {"cache_config__enable_prefix_caching": False},
+            ["cold", "prefix-hit"],
+            r"prefix caching for prefix-hit, found it off \(--no-enable-prefix-caching\)",
+        ),
+        ({"scheduler_config__max_num_seqs": 2}, ["cold"], None),
+        ({"scheduler_config__max_num_seqs": 2}, ["concurrent"], "engine.max_num_seqs 4 for concurrent, found 2"),
+        ({"model_config__max_model_len": 300}, ["cold"], r"max_model_len of at least 3\d\d, a prompt with its answer"),
+        ({"model_config__max_model_len": 380}, ["cold"], None),
+        ({"cache_config__cache_dtype": "fp8"}, ["cold"], "engine.kv_cache_dtype auto, found fp8"),
+        ({"cache_config__cache_dtype": "float32"}, ["cold"], None),
+    ],
+)
+def test_a_setting_counts_where_the_requests_need_it(changes, scenarios, words):
+    prepared = prepare("cpu", ["pd-eagle3"], scenarios)
+    executor = pair_with(**changes)
+    if words is None:
+        executor.require_fit(prepared.plan, PROFILE, prepared.works)
+        return
+    with pytest.raises(UsageError, match=words):
+        executor.require_fit(prepared.plan, PROFILE, prepared.works)
+
+
+def test_every_setting_of_every_server_that_differs_is_named_at_once():
+    on_p = told("prefill", cache_config__block_size=16, speculative_config__num_speculative_tokens=1)
+    on_d = told("decode", scheduler_config__max_num_batched_tokens=1664)
+    servers = {r: known(r, said=said) for r, said in (("prefill", on_p), ("decode", on_d))}
+    with pytest.raises(UsageError) as refused:
+        AttachedExecutor(servers).require_fit(prepare("cpu", ["pd-eagle3"], []).plan, PROFILE)
+    said = str(refused.value)
+    assert (
+        "--prefill http://10.0.0.7:8000: expected the settings of the profile: engine.block_size 32, found 16; " in said
+    )
+    assert "num_speculative_tokens 3, found 1\n--decode http://10.0.0.7:8000: expected" in said
+    assert "engine.max_num_batched_tokens 192, found 1664; start the servers with them, or let `harness attach`" in said
+
+
+def test_what_is_taken_on_trust_names_the_server():
+    silent = known("prefill", dev=False, said={"cache_config": {"block_size": 32}})
+    executor = AttachedExecutor({"prefill": silent, "decode": known("decode", said=told("decode"))})
+    (sentence,) = executor.on_trust(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
+    assert sentence.startswith("--prefill http://10.0.0.7:8000: taken on trust, since the server does not tell them: ")
+    assert "engine.dtype" in sentence and "num_speculative_tokens" in sentence and "block_size" not in sentence
 
 
 def test_settings_of_an_unexpected_shape_are_not_told():

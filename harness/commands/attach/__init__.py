@@ -1,0 +1,1 @@
+"""``harness attach``: a profile for servers that run already, made of what they tell."""
