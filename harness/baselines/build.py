@@ -135,10 +135,11 @@ def new_baselines(
         )
         rows = {**keep, **{r.prompt_id: r for r in fresh}}
         collected[method] = [rows[p.id] for p in prompts.prompts]
-    unverified = _unverified(collected, known)
+    plain = _stored_plain(history, collected, folder)
+    unverified = _unverified(collected, {**plain, **collected}, known)
     left_out |= {f"single-{method}": reason for method, reason in unverified.items()}
     collected = {method: rows for method, rows in collected.items() if method not in unverified}
-    _require_same_tokens(collected, _near_tie_nats(history, collected))
+    _require_same_tokens(collected, {**plain, **collected}, _near_tie_nats(history, collected))
     _require_one_baseline_per_identity(history, collected)
     written = tuple(
         _write(history, method, rows, folder, kept[method], _rounding(history, method, again))
@@ -226,25 +227,52 @@ def _require_repetition(history: History, again: History) -> None:
             )
 
 
-def _unverified(collected: Mapping[str, list[BaselineRow]], known: Collection[str]) -> dict[str, str]:
-    """Return the lineups whose tokens nothing verifies, with the reason: the plain engine of the same run is missing,
-    and a prompt has no known answer (``known``)."""
-    return {
-        method: f"expected {name.reference} in the same run to verify its tokens, found none that is complete"
-        for method, rows in collected.items()
-        if (name := CellName.of_lineup(method)).plain not in collected and any(r.prompt_id not in known for r in rows)
-    }
+_Rows = Mapping[str, list[BaselineRow]]
+"""Rows by lineup."""
 
 
-def _require_same_tokens(collected: Mapping[str, list[BaselineRow]], near_tie_nats: float) -> None:
+def _stored_plain(history: History, collected: _Rows, folder: Path) -> dict[str, list[BaselineRow]]:
+    """Return the stored baselines, of the same vLLM, of plain engines that the run did not ask: servers that run
+    already are recorded one by one."""
+    out: dict[str, list[BaselineRow]] = {}
+    for method in collected:
+        plain = CellName.of_lineup(method).plain
+        if plain in collected:
+            continue
+        identity = identity_in(history, method)
+        without = {"method": "none", "draft_tokens": 0, "drafter_sha256": None, "speculative_config": {}}
+        wanted = identity.model_copy(update=without)
+        run = history.run
+        found = look_up(folder, wanted, run.asked_for.name, Limits(10**6, 10**6), run.started).baseline
+        if found is not None and found.header.identity.vllm == identity.vllm:
+            out[plain] = list(found.rows)
+    return out
+
+
+def _unverified(collected: _Rows, plain: _Rows, known: Collection[str]) -> dict[str, str]:
+    """Return the lineups whose tokens nothing verifies, with the reason: neither the same run nor a stored baseline has
+    the plain engine's (``plain``), and a prompt has no known answer (``known``)."""
+    out = {}
+    for method, rows in collected.items():
+        name = CellName.of_lineup(method)
+        right = {*known, *(r.prompt_id for r in plain.get(name.plain, ()))}
+        if any(r.prompt_id not in right for r in rows):
+            out[method] = (
+                f"expected {name.reference} in the same run, or its baseline of the same vLLM, to verify its tokens, "
+                "found none that is complete; record that first"
+            )
+    return out
+
+
+def _require_same_tokens(collected: _Rows, plain_rows: _Rows, near_tie_nats: float) -> None:
     """Raise UsageError if speculation changed tokens other than at a near tie of the plain engine."""
     for method, rows in collected.items():
-        plain = {r.prompt_id: r for r in collected.get(CellName.of_lineup(method).plain, [])}
+        plain = {r.prompt_id: r for r in plain_rows.get(CellName.of_lineup(method).plain, [])}
         for row in rows:
             reference = plain.get(row.prompt_id)
             if reference is not None and not _same_tokens(reference, row, near_tie_nats):
                 raise UsageError(
-                    f"single-{method}: expected the tokens of the plain engine of the same run for prompt "
+                    f"single-{method}: expected the tokens of the plain engine for prompt "
                     f"{row.prompt_id}, found others; a reference must be correct, so nothing was recorded"
                 )
 

@@ -11,12 +11,16 @@ from rich.table import Table
 from harness.cli import completion, shapes
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import (
+    ATTACH,
     BaselinesFolderOption,
     CellOption,
     EngineOptions,
     GivenRunDir,
     JsonOption,
+    KeyVariableOption,
     ProfileOption,
+    ServedModelOption,
+    key_in,
     make_console,
     print_json,
 )
@@ -55,20 +59,41 @@ def record(
         Path | None, typer.Option(metavar="RUN_DIR", help="With --from: a repetition of that run, for A/A.")
     ] = None,
     baselines: BaselinesFolderOption = None,
+    single: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            rich_help_panel=ATTACH,
+            help="Record from this server, an engine alone that runs already, instead of starting engines.",
+        ),
+    ] = None,
+    key_variable: KeyVariableOption = None,
+    model: ServedModelOption = None,
 ) -> None:
     """Record baselines from single engines (never from P/D) and write them to the profile's folder.
 
     The exit code is 2 when a cell could not be recorded, or only once; the others' baselines are written all the same.
     """
     from harness.baselines.build import new_baselines
-    from harness.commands.baseline import folder_for
+    from harness.cli.run import on_trust
+    from harness.commands.baseline import cells_of, folder_for
     from harness.commands.baseline import record as record_single_engines
     from harness.history.folder import load_history
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
-    prepared = prepare(profile, cell or ["single-*"], record=True)
+    server = executor = None
+    if single is not None:
+        from harness.engines.attached import AttachedExecutor, look_at
+
+        _require_alone(engines, from_run)
+        server = look_at("single", single, key_in(key_variable), model)
+    patterns = cell or (cells_of(server, profile) if server is not None else ["single-*"])
+    prepared = prepare(profile, patterns, record=True)
     flags = engines.flags_for(prepared)
+    if server is not None:
+        executor = AttachedExecutor({"single": server})
+        executor.require_fit(prepared.plan, prepared.profile, prepared.works)
     if again is not None and from_run is None:
         raise UsageError("--again needs --from RUN_DIR, the run that it is another recording of; add it")
     if from_run is not None:
@@ -82,10 +107,25 @@ def record(
         expected = repeat * (prepared.expected_s - prepared.starts_s) + prepared.starts_s
         with Reporter(expected, starts_s=prepared.starts_s) as reporter:
             where = (engines.out, engines.engine_python)
-            made = record_single_engines(prepared, *where, reporter, repeat, folder, flags)
+            for sentence in on_trust(executor, prepared):
+                reporter.line(sentence)
+            made = record_single_engines(prepared, *where, reporter, repeat, folder, flags, executor)
     _print_made(made)
     if made.left_out or made.once:
         raise typer.Exit(EXIT_UNKNOWN)
+
+
+def _require_alone(engines: EngineOptions, from_run: Path | None) -> None:
+    """Raise UsageError for options about engines that are started, or a recorded run, beside a server that runs
+    already."""
+    given = {
+        "--engine-python": engines.engine_python,
+        "--engine-arg": engines.engine_arg,
+        "--engine-env": engines.engine_env,
+        "--from": from_run,
+    }
+    for option in (option for option, value in given.items() if value):
+        raise UsageError(f"--single and {option} exclude each other: the server runs as it was started; leave one out")
 
 
 def _print_made(made: NewBaselines) -> None:

@@ -19,11 +19,15 @@ from harness.history.folder import load_history
 from harness.history.identity import identity_of
 from harness.judging.power import lookups_now
 from harness.profiles.availability import reason_for
-from harness.profiles.cells import CellName
+from harness.profiles.cells import CellName, all_cells
+from harness.profiles.load import load_profile
+from harness.profiles.methods import Method
 from harness.scheduling.gpus import gpus
+from harness.util.text import listed
 from harness.workload.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
+    from harness.engines.attached import AttachedExecutor, Server
     from harness.engines.flags import EngineFlags
     from harness.util.progress import Reporter
 
@@ -36,22 +40,53 @@ def record(
     repeat: int,
     folder: Path,
     flags: EngineFlags,
+    server: AttachedExecutor | None = None,
 ) -> NewBaselines:
-    """Send every prompt to single engines ``repeat`` times and write the answers of complete cells as baselines.
+    """Send every prompt to single engines, or to ``server``, which runs already, ``repeat`` times and write the answers
+    of complete cells as baselines.
 
     The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
     an answer of a complete cell is missing or wrong, or a baseline that would be replaced has more prompts.
     """
     from harness.engines.environment import inspect_environment
+    from harness.runner.options import RunOptions
     from harness.runner.repetitions import record_repetitions
     from harness.runner.run import new_folder, point_latest
 
     _require_no_loss(prepared, folder)
-    environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
+    environment = (
+        server.environment(prepared.profile)
+        if server is not None
+        else inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
+    )
+    options = RunOptions(executor=server)
     runs = new_folder(out, prepared.profile, "baseline")
-    done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True)
+    done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True, options=options)
     point_latest(runs / "repetition-01", "latest")
     return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
+
+
+def cells_of(server: Server, source: str) -> list[str]:
+    """Return the single cell of a profile that a server which runs already can answer, by what it tells of its method.
+    Raises UsageError where it does not tell enough, or the profile has no such cell."""
+    told = server.info.config.get("speculative_config", {})
+    singles = [c for c in all_cells(load_profile(source)) if c.topology == "single" and not c.routed]
+    drafts = (told or {}).get("num_speculative_tokens", 0)
+    if "speculative_config" not in server.info.config:
+        raise UsageError(f"--single {server.url}: the server does not tell its method; name its cell with --cell")
+    found = [c.id for c in singles if c.method.draft_tokens == drafts and _may_be(c.method, (told or {}).get("method"))]
+    if len(found) != 1:
+        which = listed(found, "or") if found else "none"
+        raise UsageError(
+            f"--single {server.url}: expected one single cell with {drafts} drafts a step, as the server has, found "
+            f"{which}; name its cell with --cell, or give another profile"
+        )
+    return found
+
+
+def _may_be(method: Method, told: str | None) -> bool:
+    """Return whether a method may be the one that vLLM calls so."""
+    return told is None or method.vllm_method == told or (told == "mtp" and method.vllm_method.endswith("_mtp"))
 
 
 def _require_no_loss(prepared: Prepared, folder: Path) -> None:

@@ -370,6 +370,37 @@ def test_speculation_alone_needs_a_known_answer(tmp_path):
     assert made.recorded == () and "expected single-none in the same run" in made.left_out["single-eagle3"]
 
 
+def test_speculation_alone_is_verified_by_the_stored_baseline_of_the_plain_engine(tmp_path):
+    """Servers that run already are recorded one by one."""
+    record_from(run_of(methods=("none",)), None, {"": prompts()}, tmp_path)
+    (made,) = new_baselines(run_of(methods=("eagle3",)), None, {"": prompts()}, tmp_path).recorded
+    assert made.method == "eagle3"
+
+
+def test_the_stored_baseline_of_the_plain_engine_of_another_vllm_verifies_nothing(tmp_path):
+    record_from(run_of(methods=("none",)), None, {"": prompts()}, tmp_path)
+    other = identity("eagle3", prompts_sha256="0").model_copy(update={"vllm": "0.99.0"}).model_dump(mode="json")
+    run = run_of(methods=("eagle3",), identities={"eagle3": other})
+    assert (
+        "its baseline of the same vLLM" in new_baselines(run, None, {"": prompts()}, tmp_path).left_out["single-eagle3"]
+    )
+
+
+def test_speculation_with_other_tokens_than_the_stored_plain_engine_is_refused(tmp_path):
+    record_from(run_of(methods=("none",)), None, {"": prompts()}, tmp_path)
+    before = {p.name for p in tmp_path.iterdir()}
+    right = run_of(methods=("eagle3",))
+    wrong = [
+        o.model_copy(update={"legs": (o.final.model_copy(update={"output_ids": o.final.output_ids[::-1]}),)})
+        for o in right.of("single-eagle3").values()
+    ]
+    made = history(wrong)
+    ids = {"eagle3": identity("eagle3", prompts_sha256="0").model_dump(mode="json")}
+    with pytest.raises(UsageError, match="expected the tokens of the plain engine for prompt"):
+        new_baselines(with_run(made, identities=ids), None, {"": prompts()}, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
 def test_changed_rows_do_not_keep_the_old_noise(tmp_path):
     record_from(run_of(), run_of(run_id="again"), {"": prompts()}, tmp_path)
     changed = [
