@@ -9,6 +9,8 @@ from setuptools.command.build_py import build_py
 DATA = ("prompts", "baselines", "models", "requirements", "known-defects.yaml")
 IN_CHECKOUTS = "smollm2*"
 """Models, baselines, prompts and profiles that wheels leave out: the drafters alone are twice as large as the rest."""
+FOR_PEOPLE = ("README.md", "docs.txt")
+"""Files beside the data that no command reads: what folders are for, and the lock of the documentation's site."""
 
 
 class BuildWithData(build_py):
@@ -24,7 +26,9 @@ class BuildWithData(build_py):
             source, target = Path(name), Path(self.build_lib, "harness", "data", name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(IN_CHECKOUTS))
+                shutil.copytree(
+                    source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(IN_CHECKOUTS, *FOR_PEOPLE)
+                )
             else:
                 shutil.copy2(source, target)
 

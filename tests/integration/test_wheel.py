@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib
 import importlib.metadata
 import os
 import shutil
@@ -12,12 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
 
 from harness.util.extras import RUN
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import BASELINES, RUNS
 
-BLOCKED = (*RUN, "datasets", "pandas", "ray", "torch", "vllm")
+BLOCKED = (*RUN, "datasets", "detect_secrets", "pandas", "ray", "torch", "vllm")
+BASE = (
+    *("cachetools", "jinja2", "numpy", "packaging", "prometheus-client", "psutil", "pydantic", "pyyaml", "rich"),
+    *("scipy", "typer"),
+)
+"""What is installed with the wheel alone."""
 BLOCKER = f"""
 import sys
 
@@ -90,6 +99,38 @@ def test_wheel_has_the_data_that_its_commands_read(wheel: Path):
     ):
         assert f"harness/data/{wanted}" in names
     assert wheel.stat().st_size < 12 * 2**20
+
+
+def described_in(archive: zipfile.ZipFile) -> str:
+    """The folder of the wheel's own metadata; plugins for engines have some of their own."""
+    (folder,) = {n.partition("/")[0] for n in archive.namelist() if n.partition("/")[0].endswith(".dist-info")}
+    return f"{folder}/"
+
+
+def test_its_metadata_is_what_an_index_takes(wheel: Path):
+    """As `twine check` and PyPI validate it; files are those of its record."""
+    archive = zipfile.ZipFile(wheel)
+    folder = described_in(archive)
+    found = Metadata.from_email(archive.read(f"{folder}METADATA"), validate=True)
+    assert found.name == "kv-acceptance-harness" and found.description_content_type == "text/markdown"
+    assert found.description is not None and found.description.startswith("# kv-acceptance-harness")
+    base = {Requirement(str(r)).name for r in found.requires_dist or () if r.marker is None}
+    assert base == set(BASE)
+    assert found.license_expression == "Apache-2.0" and found.license_files
+    recorded = {row.split(",")[0] for row in archive.read(f"{folder}RECORD").decode().splitlines()}
+    assert recorded == set(archive.namelist())
+    assert not [n for n in archive.namelist() if n.startswith("tests/") or n.endswith(".pyc")]
+
+
+def test_its_programs_are_there(wheel: Path):
+    archive = zipfile.ZipFile(wheel)
+    entries = configparser.ConfigParser()
+    entries.read_string(archive.read(f"{described_in(archive)}entry_points.txt").decode())
+    for target in entries["console_scripts"].values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+    assert set(entries["console_scripts"]) == {"harness", "kv-acceptance-harness"}
+    assert dict(entries["pytest11"]) == {"harness.pytest_plugin": "harness.pytest_plugin"}
 
 
 def test_planning_and_judging_need_neither_a_checkout_nor_an_extra(installed: Installed):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -34,6 +36,12 @@ from tests.support.builders import changed_profile, engine, observation
 from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.run_files import answers
 
+SCANNED = (
+    *("aws.AWSKeyDetector", "azure_storage_key.AzureStorageKeyDetector", "gitlab_token.GitLabTokenDetector"),
+    *("mailchimp.MailchimpDetector", "sendgrid.SendGridDetector", "slack.SlackDetector"),
+    *("square_oauth.SquareOAuthDetector", "stripe.StripeDetector", "telegram_token.TelegramBotTokenDetector"),
+)
+"""The detectors of detect-secrets whose rules are ours."""
 PATTERNED = {
     "hub": "hf_AbCdEfGhIjKlMnOpQrStUvWx",
     "sk": "sk-proj-abcdefghijklmnop1234",
@@ -398,3 +406,18 @@ def test_planted_secrets_are_in_no_file_of_a_run_nor_in_what_is_made_of_it(tmp_p
     # What was not secret is still there.
     assert '"n":3' in answers(folder, "pd-none").read_text()
     assert redact.MARK in (folder / "run.json").read_text()
+
+
+def test_tokens_of_services_are_those_that_the_scanner_knows():
+    """The scanner is no dependency of the program; a new version of it shows here what it has learnt."""
+
+    def shape(pattern: re.Pattern[str]) -> tuple[str, bool]:
+        text = pattern.pattern.removeprefix("(?i)")
+        return text.replace("\\'", "'").replace('\\"', '"'), bool(pattern.flags & re.IGNORECASE)
+
+    theirs = set()
+    for name in SCANNED:
+        module, _, detector = name.partition(".")
+        found = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), detector)
+        theirs |= {shape(pattern) for pattern in found.denylist}
+    assert {shape(rule.pattern) for rule in redact._TOKENS} == theirs
