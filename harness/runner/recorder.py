@@ -203,7 +203,7 @@ class Recorder:
 
     def interrupted(self) -> None:
         self._update(interrupted=True)
-        self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by the user")
+        self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by Ctrl-C or a signal")
 
     def store_soak_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a whole soak; call before ``finish``."""

@@ -272,7 +272,7 @@ def _for_other_models(
         "max_blocks": 6,
     }
     workload = {"prompts": f"prompts/{name}.jsonl", "recipe": recipe, "max_tokens": _ANSWER[device], "text_prompts": 4}
-    more = {"workload": workload, "scenarios": [], "known_defects": None}
+    more: dict[str, Any] = {"workload": workload, "scenarios": [], "known_defects": None}
     return more | {"judging": {"tier": "auto", "near_tie_nats": None}}
 
 

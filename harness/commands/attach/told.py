@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from harness.engines.attached import Server
 from harness.engines.server_info import PREFIX_CACHING
@@ -44,10 +45,13 @@ _EQUAL_TO_D = ("model", "device", "dtype", "kv_cache_dtype", "block_size", "enfo
 _NOT_SHOWN = ("kv_connector_extra_config",)
 _ROLES = {("kv_both", "kv_both"): "both", ("kv_producer", "kv_consumer"): "split"}
 _OF_SPECULATION = ("method", "drafter")
+_NO_DRAFTER = {"ngram": "ngram", "suffix": "suffix"}
+"""What vLLM names as the model of a method without one."""
 NO_METHOD = "none"
 
 
-class Told(NamedTuple):
+@dataclass(frozen=True)
+class Told:
     """What one server tells. A missing value is None: it is not told, or there is nothing of it."""
 
     server: Server
@@ -55,7 +59,7 @@ class Told(NamedTuple):
     drafts: int | None
     """k; 0 without speculation, None if it is not told."""
 
-    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
+    def __getitem__(self, name: str) -> Any:
         return self.values.get(name)
 
     @property
@@ -75,20 +79,15 @@ class Told(NamedTuple):
 
 
 def told_by(server: Server) -> Told:
+    """Return what a server tells, by the names of profiles where they have one for it."""
     info = server.info
     values = {name: info.say(path) for name, path in _PATHS.items()}
-    values["dtype"] = str(values["dtype"]).removeprefix("torch.") if values["dtype"] is not None else None
-    values["drafter"] = (
-        None if values["drafter"] in (values["model"], NO_DRAFTER.get(values["method"])) else values["drafter"]
-    )
-    drafts = (
-        (info.say("speculative_config.num_speculative_tokens") or 0) if "speculative_config" in info.config else None
-    )
-    return Told(server, values, drafts)
-
-
-NO_DRAFTER = {"ngram": "ngram", "suffix": "suffix"}
-"""What vLLM names as the model of a method without one."""
+    if values["dtype"] is not None:
+        values["dtype"] = str(values["dtype"]).removeprefix("torch.")
+    if values["drafter"] in (values["model"], _NO_DRAFTER.get(values["method"])):
+        values["drafter"] = None
+    drafts = info.say("speculative_config.num_speculative_tokens") or 0
+    return Told(server, values, drafts if "speculative_config" in info.config else None)
 
 
 def table(told: Mapping[Role, Told]) -> list[tuple[str, ...]]:

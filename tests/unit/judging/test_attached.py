@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from harness.history.engine_interfaces import SERVER_INFO, WITHOUT
 from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafting
 from harness.judging.checks.registry import evidence_for, judge_cell
+from harness.judging.checks.settings import engine_as_asked
 from harness.judging.figures import AcceptanceFigures
 from harness.judging.notices import notices_of
-from tests.support.builders import change_final, engine, history, lookups, observation, speculation, view
+from harness.profiles.load import load_profile
+from tests.support.builders import (
+    change_final,
+    engine,
+    history,
+    lookups,
+    observation,
+    speculation,
+    view,
+    with_run,
+)
 
 CELL = "pd-eagle3"
 LENGTHS = [31, 32, 40]
@@ -87,3 +99,42 @@ def test_acceptance_in_total_says_what_to_start_the_servers_with(attached):
     assert (figures.reference.steps, figures.ours.steps) == (46, 46 + len(LENGTHS)), "each hand-off pads a step"
     (words,) = [n for n in notices_of(evidence_for(made, lookups(LENGTHS))) if "in total" in n] or [""]
     assert words == (f"acceptance is compared in total in {CELL}; {remedy}" if attached else "")
+
+
+def attached_pair(**of_p: object):
+    """P and D as servers that ran already; ``of_p`` changes what P tells."""
+    pair = (
+        engine(CELL, role).model_copy(update={"argv": (ATTACHED, f"http://{role}")}) for role in ("prefill", "decode")
+    )
+    return tuple(e.model_copy(update=of_p) if e.role == "prefill" else e for e in pair)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_the_first_notice_names_the_server_that_does_not_tell_its_settings(silent):
+    made = history([observation(CELL, n, sequence=i) for i, n in enumerate(LENGTHS)])
+    engines = attached_pair(step_tokens=None) if silent else attached_pair()
+    made = with_run(made, engines=engines, lacking={SERVER_INFO: WITHOUT[SERVER_INFO]} if silent else {})
+    notices = notices_of(evidence_for(made, lookups(LENGTHS)))
+    words = "the prefill server http://prefill does not tell all settings: that the engines have the profile's"
+    assert [n.startswith(words) for n in notices] == ([True] if silent else [])
+
+
+@pytest.mark.parametrize(
+    ("told", "attached", "verdict"),
+    [
+        ({"step_tokens": 1664}, True, Verdict.PASS),
+        ({"step_tokens": 1664}, False, Verdict.UNKNOWN),
+        # The longest prompt has 40 tokens.
+        ({"step_tokens": 32}, True, Verdict.UNKNOWN),
+        ({"kv_blocks": 512}, True, Verdict.PASS),
+        ({"kv_blocks": 512}, False, Verdict.UNKNOWN),
+    ],
+)
+def test_a_server_may_have_another_step_where_each_prompt_fits_it_and_another_pool(told, attached, verdict):
+    made = history([observation(CELL, n, sequence=i) for i, n in enumerate(LENGTHS)])
+    pair = tuple(e.model_copy(update=told) for e in attached_pair())
+    if not attached:
+        pair = tuple(e.model_copy(update={"argv": engine(CELL, e.role).argv}) for e in pair)
+    profile = load_profile("cpu").model_dump(mode="json")
+    result = engine_as_asked(view(with_run(made, engines=pair, profile=profile), CELL))
+    assert result.verdict is verdict
