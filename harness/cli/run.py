@@ -222,7 +222,7 @@ def run_command(
     if prepare_first:
         from harness.commands.prepare_profile import make_missing
 
-        make_missing(chosen.profile, lambda words: typer.echo(f"harness: {words}", err=True), engines.engine_python)
+        make_missing(chosen.profile, _say, engines.engine_python, attached=bool(servers.urls))
     prepared = prepare(*chosen.names)
     prepared = _witnessed(prepared, witness, servers, choice)
     require_free(prepared, flags)
@@ -253,6 +253,10 @@ def run_command(
         return execute(prepared, engines.out, reporter, options, fail_fast)
 
     carry_out(executor, _apart(choice), prepared, what, record, part, strict)
+
+
+def _say(words: str) -> None:
+    typer.echo(f"harness: {words}", err=True)
 
 
 def _witnessed(prepared: Prepared, asked: bool | None, servers: ServerOptions, choice: ExecutorChoice) -> Prepared:

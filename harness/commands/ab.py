@@ -68,7 +68,7 @@ def attached(prepared: Prepared, url: str, key: ApiKey | None, model: str | None
     works = tuple(w for w in prepared.works if w.cell in cells)
     alone = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
     executor = AttachedExecutor({"single": look_at("base", url, key, model)})
-    executor.require_fit(alone.plan, prepared.profile)
+    executor.require_fit(alone.plan, prepared.profile, works)
     environment = executor.environment(prepared.profile)
     return Side("base", alone, url, RunOptions(executor=executor, environment=environment))
 

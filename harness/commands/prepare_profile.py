@@ -55,12 +55,21 @@ def next_step(profile: str, engine_python: str | None = None) -> PrepareStep | N
     return None
 
 
-def make_missing(profile: str, tell: Callable[[str], None], engine_python: str | None = None) -> None:
-    """Carry out the steps, each as the command that it is. Raises EnvironmentFault when a command fails, or when what
-    it was to make is missing all the same."""
+def make_missing(
+    profile: str, tell: Callable[[str], None], engine_python: str | None = None, attached: bool = False
+) -> None:
+    """Carry out the steps, each as the command that it is; for servers that run already (``attached``) no engine is
+    started, and a command says how their baselines are recorded. Raises EnvironmentFault when a command fails, or when
+    what it was to make is missing all the same."""
     done: set[PrepareStep] = set()
     while (step := next_step(profile, engine_python)) is not None:
         command = shlex.join(("harness", *step.argv))
+        if attached and step.argv[0] == "baseline":
+            tell(
+                "baselines are missing, and no engine is started to record them beside servers that run already: from "
+                f"an engine alone, {command} --single URL"
+            )
+            return
         if step in done:
             raise EnvironmentFault(
                 f"--prepare: expected {command} to {step.what.split(':')[0]}, found the same missing as before; run "

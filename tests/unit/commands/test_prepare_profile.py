@@ -39,3 +39,12 @@ def test_a_step_without_another_way_names_none(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
     with pytest.raises(EnvironmentFault, match=r"found exit code 2; put right what it says$"):
         make_missing("cpu", lambda _: None)
+
+
+def test_beside_servers_that_run_already_no_engine_is_started(monkeypatch):
+    step = PrepareStep("record", ("baseline", "record", "--profile", "mine.yaml"))
+    monkeypatch.setattr(prepare_profile, "next_step", lambda *_: step)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a command was run"))
+    told: list[str] = []
+    make_missing("mine.yaml", told.append, attached=True)
+    assert told[0].endswith("an engine alone, harness baseline record --profile mine.yaml --single URL")
