@@ -13,6 +13,7 @@ from harness.commands.attach.compose import Wanted, answering, base_name, change
 from harness.commands.attach.told import Told, contradictions, table, told_by
 from harness.engines.answers import Sampling
 from harness.engines.attached import AttachedExecutor, Front, Server
+from harness.engines.client import Client
 from harness.engines.needs import Needs
 from harness.engines.request import new_id
 from harness.errors import HandoffError, UsageError
