@@ -134,7 +134,7 @@ class Group(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-class StateLayer(NamedTuple):
+class LayerWithState(NamedTuple):
     """A layer with recurrent state, of which a block holds one."""
 
     name: str
@@ -150,7 +150,7 @@ class StateGroup(NamedTuple):
     block_size: int
     in_columns: bool
     """Whether a request's state moves from block to block, and not all of it is in the first one."""
-    layers: tuple[StateLayer, ...]
+    layers: tuple[LayerWithState, ...]
 
 
 class Block:
@@ -532,9 +532,9 @@ def _as_bytes(named: Any) -> Any:
     return known[named]
 
 
-def _state_layer(runner: Any, name: str, drafter: bool, spec: Any) -> StateLayer:
+def _state_layer(runner: Any, name: str, drafter: bool, spec: Any) -> LayerWithState:
     """Describe a layer with recurrent state."""
-    return StateLayer(
+    return LayerWithState(
         name,
         drafter,
         tuple(

@@ -17,6 +17,7 @@ from harness.engines.mutation import Mutation
 from harness.engines.router import router_command
 from harness.engines.typed_command import PROJECTS
 from harness.errors import EnvironmentFault
+from harness.history.engine_interfaces import CACHED_TOKENS_FLAG
 from harness.profiles.cells import EngineGroup, Role
 from harness.workload.prepare import Prepared, prepare
 from tests.support.engines import ENVIRONMENT
@@ -67,7 +68,7 @@ def typed_argv(words: list[str]) -> list[str]:
     """The arguments of vLLM's server, with the guard back where the launcher has it."""
     words = words[3:] if words[0] == "taskset" else words
     assert words[:2] == ["/somewhere/bin/vllm", "serve"]
-    at = words.index("--no-enable-log-requests") + 1
+    at = words.index(CACHED_TOKENS_FLAG) + 1
     return [*words[3:at], "--middleware", GUARD, *words[at:], words[2]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.history.records import Sibling
+from harness.history.records import Failure, Sibling
 from harness.history.verdict import Verdict
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import CHECKS, judge_cell
@@ -113,18 +113,20 @@ def test_the_end_counts_although_the_cold_answer_ended_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("cell", "feature", "error", "verdict"),
+    ("cell", "feature", "status", "verdict"),
     [
-        ("single-eagle3", "min-p", REFUSED, Verdict.PASS),
-        ("single-eagle3", "bad-words", REFUSED, Verdict.UNKNOWN),
-        ("single-none", "min-p", REFUSED, Verdict.UNKNOWN),
-        ("single-eagle3", "min-p", REFUSED.replace("400", "500"), Verdict.UNKNOWN),
+        ("single-eagle3", "min-p", 400, Verdict.PASS),
+        ("single-eagle3", "bad-words", 400, Verdict.UNKNOWN),
+        ("single-none", "min-p", 400, Verdict.UNKNOWN),
+        ("single-eagle3", "min-p", 503, Verdict.UNKNOWN),
     ],
 )
-def test_a_refusal_is_right_where_vllm_does_not_do_it_with_a_drafter(cell, feature, error, verdict):
+def test_a_refusal_is_right_where_vllm_does_not_do_it_with_a_drafter(cell, feature, status, verdict):
     answered = asked(cell, feature)
     made = history([answered], scenarios=[SCENARIO])
-    refused = answered.model_copy(update={"legs": (), "error": error})
+    failure = Failure(role=answered.legs[-1].role, status=status, words="min_p is not supported")
+    error = REFUSED.replace("400", str(status))
+    refused = answered.model_copy(update={"legs": (), "error": error, "failure": failure})
     result = complete(view(with_answers(made, [refused]), cell, lookups([40]), scenario="parameters"))
     assert result.verdict is verdict
     assert ("refused by the engine" in result.note) == (verdict is Verdict.PASS)
