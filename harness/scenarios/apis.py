@@ -23,6 +23,14 @@ class ApisKind(Kind[Apis]):
         return [_of(config, prompts[p]) for p in config.prompts]
 
     def impossible(self, config: Apis, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+        step = profile.engine.max_num_batched_tokens
+        chunked = [p for p in config.prompts if step is not None and prompts[p].tokens > step]
+        if chunked:
+            return (
+                f"expected prompts of at most a step (engine.max_num_batched_tokens = {step}), since one of more is "
+                f"prefilled in other chunks when some of it is cached, found {prompts[chunked[0]].tokens} tokens of "
+                f"{chunked[0]}; name a shorter one"
+            )
         if not any(map(is_chat, config.asked)) or not profile.tokenizer_folder.is_dir():
             return None
         lost = [p for p in config.prompts if not prompts[p].planned and messages_of(profile, prompts[p]) is None]
@@ -49,6 +57,9 @@ class ApisKind(Kind[Apis]):
                 "expected a piece with several tokens, since drafts were accepted, found none: the server sends "
                 "tokens one by one",
             )
+        if seen.cell.handed_off and seen.cell.record.several_kinds:
+            # D was handed the end of a window or a state alone, from which no prefix can be read.
+            return
         for before, after in ((WHOLE, "completion-stream"), ("chat", "chat-stream")):
             if before in seen.parts and after in seen.parts:
                 donor, o = seen.parts[before], seen.parts[after]

@@ -330,6 +330,8 @@ def change_scenario(kind: str, /, **changes):
         ),
         (change_scenario("appended-token", prompts=["copy-117-22"]), "the last token of copy-117-22 to be the answer"),
         (change_scenario("appended-token", donor="copy-030-03"), "to have 2 whole blocks in common with turn-170"),
+        (change_scenario("apis", prompts=["long-210"]), "found 210 tokens of long-210; name a shorter one"),
+        (change_scenario("apis", prompts=["turn-161"]), "renders to turn-161 on any day, found none"),
         (change_scenario("refill", prompts=["copy-999"]), "'copy-999', which is not in it"),
         (change_scenario("trace", stages=[[{"prompt": "copy-999"}]]), "'copy-999', which is not in it"),
         (change_scenario("trace", stages=[[{"prompt": "copy-030-03"}]]), "expected a request with abandon.after_steps"),
@@ -876,6 +878,17 @@ def test_a_stream_comes_in_pieces_and_finds_its_prompt_cached(cell, pieces, hits
     o = in_scenario(cell, "apis", "completion-stream", sequence=1, api="completion-stream")
     o = change_final(o, counters={"prefix_hits": float(hits)})
     assert proof([whole, in_pieces(o, *pieces) if pieces else o], APIS, cell).verdict is verdict
+
+
+@pytest.mark.parametrize(("windows", "verdict"), [((None,), Verdict.UNKNOWN), ((None, 64), Verdict.PASS)])
+def test_d_reads_no_prefix_from_the_end_of_a_window(windows, verdict):
+    whole, o = (
+        observation("pd-none", 96, scenario="apis", part=api, api=api, sequence=n)
+        for n, api in enumerate(("completion", "completion-stream"))
+    )
+    made = history([whole, in_pieces(o, 1, 2)], scenarios=[APIS])
+    made = with_cells(made, windows=windows)
+    assert preconditions.state_occurred(view(made, "pd-none", scenario="apis")).verdict is verdict
 
 
 def test_each_api_is_asked_by_itself_and_an_endpoint_has_one_cache():
