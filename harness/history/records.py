@@ -359,7 +359,7 @@ class Observation(Strict):
     @property
     def asked_for(self) -> tuple[object, ...]:
         """What was asked for: requests that are equal in this have the same right answer."""
-        return self.sent_ids, self.form, self.max_tokens, self.temperature, self.feature
+        return self.sent_ids, self.form, self.api, self.max_tokens, self.temperature, self.feature
 
     @property
     def cut_short(self) -> bool:
