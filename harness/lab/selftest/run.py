@@ -50,8 +50,6 @@ class SelfTester:
         self._outcomes: list[MutantOutcome] = []
         self._controls: list[Control] = []
         self._starts = 0
-        self._plain: EngineGroupSession | None = None
-        """The plain engine that is asked beside those with mutants."""
 
     def run(self, setups: Sequence[Setup]) -> SelfTest:
         """Run all setups. KeyboardInterrupt ends the engines and returns the outcomes so far, marked as interrupted."""
@@ -76,21 +74,7 @@ class SelfTester:
         )
 
     def _setup(self, setup: Setup) -> None:
-        """Start the engines, and the plain one beside them where it is needed; run the control and the trials, and
-        restart engines that a mutant killed."""
-        if setup.plain is None:
-            self._tried(setup, None)
-            return
-        folder = self._folder / f"{setup.id}-plain" / "logs"
-        self._starts += setup.plain.engines
-        session = EngineGroupSession(
-            setup.plain, setup.profile, self._environment, folder, progress=self._reporter.line
-        )
-        with session:
-            self._tried(setup, session)
-
-    def _tried(self, setup: Setup, plain: EngineGroupSession | None) -> None:
-        self._plain = plain
+        """Start the engines, run the control and the trials; restart engines that a mutant killed."""
         left = list(setup.trials)
         controlled = not setup.controlled
         attempt = 0
@@ -181,6 +165,20 @@ class SelfTester:
         )
         self._reporter.line(f"control {setup.id}: {summary.verdict}")
 
+    def _ask_plain(self, setup: Setup, works: Sequence[CellWork], recorder: Recorder) -> None:
+        """Ask the plain engine what it alone knows of these requests. It is started for that and ended again: beside
+        engines with mutants it would take a core of theirs, and two engines on one core hand nothing over in time."""
+        beside = setup.plain_works(works)
+        if setup.plain is None or not beside:
+            return
+        self._starts += setup.plain.engines
+        folder = self._folder / f"{setup.id}-plain-{self._starts}" / "logs"
+        session = EngineGroupSession(
+            setup.plain, setup.profile, self._environment, folder, progress=self._reporter.line
+        )
+        with session:
+            record_cells(session, beside, recorder, self._reporter)
+
     def _perform(
         self, setup: Setup, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
     ) -> tuple[RunSummary, InfrastructureError | None]:
@@ -188,8 +186,7 @@ class SelfTester:
         with the summary."""
         died: InfrastructureError | None = None
         try:
-            if self._plain is not None and (beside := setup.plain_works(works)):
-                record_cells(self._plain, beside, recorder, self._reporter)
+            self._ask_plain(setup, works, recorder)
             record_cells(session, works, recorder, self._reporter)
         except InfrastructureError as error:
             died = error
