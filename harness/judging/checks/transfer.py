@@ -581,9 +581,10 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
 
 def _null_blocks(cell: CellView, index: int, group: Sequence[Any], tokens: int) -> int:
     """Return how many blocks at the front of a published KV-cache group may be block 0, which stands for none, and are:
-    those that a sliding window has left, in a group that has one."""
+    those that a sliding window has left, in a group that has one. Any may have one where no hand-off of the cell is so
+    long that fewer blocks tell which do."""
     size = cell.block_size("prefill")
-    if index not in cell.kv_groups.clipped:
+    if cell.kv_groups.clipped and index not in cell.kv_groups.clipped:
         return 0
     left_out = blocks(tokens, size) - len(group)
     freed = [freed_blocks(tokens, size, w) - left_out for w in cell.record.windows if w is not None]

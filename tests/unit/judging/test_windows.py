@@ -75,6 +75,19 @@ def test_blocks_that_a_window_has_left_are_published_as_the_null_block(windowed,
     assert told == [] if found is None else found in told[0]
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_any_group_may_have_the_window_until_a_longer_hand_off_tells_which(told):
+    """Of 96 tokens, P publishes three blocks of each group, the first of which a window of 48 has left."""
+    groups = {96: [[0, 2, 3], [7, 8, 9]], 120: [[1, 2, 3, 4], [7, 8, 9]]}
+    made = []
+    for n in (96, 120) if told else (96,):
+        o = observation("pd-none", n)
+        made.append(with_prefill(o, kv_transfer_params={**o.legs[0].kv_transfer_params, "remote_block_ids": groups[n]}))
+    cell = view(with_cells(history(made), windows=(None, 48)), "pd-none")
+    found = [f for f in transfer.transfer(cell).findings if "of its pool" in f.message]
+    assert bool(found) is told and {f.verdict for f in found} <= {Verdict.REGRESSION}
+
+
 @pytest.mark.parametrize("count", [None, "40", 40.0, [40]])
 def test_a_number_of_tokens_that_is_none_hides_no_other_finding(count):
     odd, short = observation("pd-none", 40), observation("pd-none", 65)
