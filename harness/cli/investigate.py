@@ -160,6 +160,12 @@ def repro_command(
     export_issue: Annotated[
         bool, typer.Option("--export-issue", help="With --export: write the text of an issue beside the file.")
     ] = False,
+    models_in_place: Annotated[
+        bool,
+        typer.Option(
+            "--models-in-place", help="With --export: the file reads the models where they are; write no archive."
+        ),
+    ] = False,
     trust_code: TrustOption = False,
     engines: EngineOptions,
 ) -> None:
@@ -172,8 +178,10 @@ def repro_command(
     run, _ = origin
     if export_issue and export is None:
         raise UsageError("--export-issue needs --export FILE, beside which the text is written; add it")
+    if models_in_place and export is None:
+        raise UsageError("--models-in-place needs --export FILE, which reads them; add it")
     if export is not None:
-        _require_new(export, export_issue)
+        _require_new(export, export_issue, models_in_place)
     if (keep or repeat is not None) and (export is not None or shrink):
         raise UsageError("--export and --shrink exclude --keep and --repeat; run them one after the other")
     if mutant and run is not None:
@@ -203,7 +211,7 @@ def repro_command(
         from harness.commands.export.finding import export as write_export
 
         if export is not None:
-            write_export(make, prepared, origin, export, export_issue, engines.engine_python, smallest)
+            write_export(make, prepared, origin, export, export_issue, engines.engine_python, smallest, models_in_place)
             _print_exported(export, export_issue, mutants)
 
     if shrink:
@@ -257,13 +265,14 @@ def _shrink(
     return result.exit_code
 
 
-def _require_new(export: Path, issue: bool) -> None:
+def _require_new(export: Path, issue: bool, in_place: bool) -> None:
     """Raise UsageError unless the files can be written beside what is there."""
     if not export.parent.is_dir():
         raise UsageError(f"--export {export}: expected a folder {export.parent}, found none; create it, or correct it")
     from harness.commands.export import archive_of
 
-    for file in (export, archive_of(export), *([export.with_suffix(".md")] if issue else ())):
+    beside = [*([] if in_place else [archive_of(export)]), *([export.with_suffix(".md")] if issue else [])]
+    for file in (export, *beside):
         if file.exists():
             raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
 

@@ -20,9 +20,11 @@ CERTAIN = Goal(1.0, "every request had it")
 FAKE = str(Path(fake_engine.__file__))
 
 
-def named(cell: str, prompt: str = "copy-062-10", scenario: str = "cold", goal: Goal = CERTAIN) -> Case:
+def named(
+    cell: str, prompt: str = "copy-062-10", scenario: str = "cold", goal: Goal = CERTAIN, profile: str = "cpu"
+) -> Case:
     """Return the case of a prompt or scenario, as ``harness repro --cell`` finds it."""
-    prepared, target, _ = from_names("cpu", cell, prompt if scenario == "cold" else "", scenario)
+    prepared, target, _ = from_names(profile, cell, prompt if scenario == "cold" else "", scenario)
     return case_from(prepared, target._replace(goal=goal), ENVIRONMENT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os.path
 import re
 import shlex
 import textwrap
@@ -66,6 +67,8 @@ class Case(NamedTuple):
     """That rate, and where it comes from."""
     by_logprobs: bool = True
     """Whether log-probs may be all that shows it."""
+    in_place: bool = False
+    """Whether the servers read the models where they are, by paths from the program's folder, and not an archive."""
 
     @property
     def sends(self) -> list[Send]:
@@ -123,7 +126,7 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
     folders, archive = model_folders(case, target), archive_of(target)
     files = {f"{name}/{f.relative_to(folder)}": f for folder, name in folders.items() for f in _files(folder)}
     packed = None
-    if sum(file.stat().st_size for file in files.values()) <= ARCHIVED_BYTES:
+    if not case.in_place and sum(file.stat().st_size for file in files.values()) <= ARCHIVED_BYTES:
         if _interpreted(server_commands(case, environment, target)[0]):
             found = [f for f in INTERPRETER.rglob("*") if f.is_file() and f.suffix != ".pyc"]
             files |= {f"{archive.stem}/triton/{f.relative_to(INTERPRETER)}": f for f in found}
@@ -141,9 +144,17 @@ def injected(mutants: Sequence[str]) -> str:
 
 def model_folders(case: Case, target: Path) -> dict[Path, str]:
     """Return the folders that servers read, with their names below the folder of the program."""
-    place, profile, drafter = archive_of(target).stem, case.profile, case.cell.method.drafter_path
-    folders = {profile.tokenizer_folder: f"{place}/tokenizer", profile.target_folder: f"{place}/target"}
-    return folders | ({drafter: f"{place}/drafter"} if drafter is not None else {})
+    profile, drafter = case.profile, case.cell.method.drafter_path
+    folders = {profile.tokenizer_folder: "tokenizer", profile.target_folder: "target"}
+    folders |= {drafter: "drafter"} if drafter is not None else {}
+    return {folder: _place(case, target, folder, name) for folder, name in folders.items()}
+
+
+def _place(case: Case, target: Path, folder: Path, name: str) -> str:
+    """Return where a program in ``target`` finds a folder, which has this name in its archive."""
+    if case.in_place:
+        return os.path.relpath(folder, target.resolve().parent)
+    return f"{archive_of(target).stem}/{name}"
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
@@ -210,7 +221,7 @@ def server_commands(case: Case, environment: EngineEnvironment, target: Path) ->
     if "LD_PRELOAD" in known:
         known["LD_PRELOAD"] = "$VIRTUAL_ENV/lib/libiomp5.so"
     if "TRITON_INTERPRET" in known:
-        known["PYTHONPATH"] = shlex.quote(f"{archive_of(target).stem}/triton")
+        known["PYTHONPATH"] = shlex.quote(_place(case, target, INTERPRETER, "triton"))
     return typed(["export", *(f"{name}={value}" for name, value in known.items())]), commands
 
 

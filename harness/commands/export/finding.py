@@ -83,9 +83,10 @@ def export(
     issue: bool,
     engine_python: str | None,
     smallest: Smallest | None = None,
+    in_place: bool = False,
 ) -> None:
     """Write a case to a file and, with ``issue``, the text of an issue next to it, without starting an engine.
-    ``origin`` is the run and the finding that it comes from."""
+    ``origin`` is the run and the finding that it comes from; with ``in_place`` the models stay where they are."""
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     run_dir, finding = origin
     history = load_history(run_dir) if run_dir is not None else None
@@ -99,7 +100,7 @@ def export(
     shown = smallest is not None or isinstance(
         seen.finding and seen.finding.evidence, TokenDifference | StepsDifference
     )
-    case = case._replace(title=headline(case, seen), by_logprobs=not shown)
+    case = case._replace(title=headline(case, seen), by_logprobs=not shown, in_place=in_place)
     write_case(case, environment, target)
     if issue:
         machine = history.run.hardware if history is not None else hardware()
@@ -169,7 +170,8 @@ def issue_text(
     lines = [f"already reported: {finding.link}", ""] if finding is not None and finding.known and finding.link else []
     lines += [f"# {plain_cell(case.title)}", "", "## What happens", "", *_happens(case, seen), ""]
     lines += [_COPIES if case.copies else _RECORDED, "", "## To reproduce", ""]
-    lines += [f"`{file.name}` needs `{archive_of(file).name}` beside it, vLLM, NIXL and the standard library:", ""]
+    beside = "the models in the folders below" if case.in_place else f"`{archive_of(file).name}` beside it"
+    lines += [f"`{file.name}` needs {beside}, vLLM, NIXL and the standard library:", ""]
     lines += [*_block([f"python {file.name}      # exit code 1: the defect shows; 0: it does not; 2: cannot tell"]), ""]
     lines += ["It starts these servers, asks them and stops them:", ""]
     lines += [*_block([variables, *(line for text in commands.values() for line in ("", text))]), ""]

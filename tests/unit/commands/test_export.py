@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import py_compile
+import re
 import shlex
 import shutil
 import subprocess
@@ -107,6 +108,22 @@ def test_requests_that_a_program_cannot_send_are_refused():
         script = scripts(scenario, known, "pd")[0]
         with pytest.raises(UsageError, match=f"sent whole and answered, found {name}"):
             case_of("x", profile, cell, script, {"subject": Right((1,), None)})
+
+
+def test_models_in_place_are_named_from_the_folder_of_the_program(tmp_path):
+    folder = REPOSITORY / "found"
+    case = named("pd-mtp3", profile="cpu-mtp3")._replace(in_place=True)
+    variables, commands = server_commands(case, ENVIRONMENT, folder / "show.py")
+    assert " ../models/probe/target " in commands["decode"] and "../models/probe/mtp3" in commands["decode"]
+    assert "PYTHONPATH=../harness/engines/interpreter" in variables
+    file = tmp_path / "case.py"
+    write_case(case, ENVIRONMENT, file)
+    assert not archive_of(file).exists() and "zipfile" not in file.read_text()
+    found: dict = {}
+    exec(re.search(r"^CASE = .*?\n\n", file.read_text(), re.MULTILINE | re.DOTALL)[0], found)
+    assert all((tmp_path / place).is_dir() for place in found["CASE"]["models"])
+    issue = issue_text(case, ENVIRONMENT, file, DefectSeen(), {})
+    assert "`case.py` needs the models in the folders below, vLLM" in issue and "zip" not in issue
 
 
 def test_cells_behind_a_router_are_refused(tmp_path):
