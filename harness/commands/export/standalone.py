@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -190,10 +192,12 @@ def start(role: str) -> None:
         raise RuntimeError(f"expected port {PORTS[role]} to be free, found it taken: change it in the command")
     home = str(Path(sys.executable).parent.parent)
     env = os.environ | {"PATH": f"{home}/bin:{os.environ.get('PATH', os.defpath)}", "VLLM_API_KEY": KEY}
-    words = shlex.split(f"{VARIABLES} {SERVERS[role]}".replace("export ", "").replace("\\\n", " "))
+    text = f"{VARIABLES} {SERVERS[role]}".replace("export ", "").replace("\\\n", " ").replace("$VIRTUAL_ENV", home)
+    if not list(importlib.metadata.distributions(name="vllm")):  # As of CPU builds, with which `vllm serve` ends.
+        text = text.replace("vllm serve", f"{sys.executable} -m vllm.entrypoints.openai.api_server --model")
+    words = shlex.split(text)
     while "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        env[name] = value.replace("$VIRTUAL_ENV", home)
+        name, _, env[name] = words.pop(0).partition("=")
     with (HERE / f"{role}.log").open("wb") as log:
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
         how["preexec_fn"] = lambda: LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with this program
@@ -225,9 +229,8 @@ def attempt() -> int:
         if not (HERE / folder).is_dir():
             raise RuntimeError(f"expected the model {name} in the folder {folder} beside this file, found none")
     # [end]
-    for begin in (start, wait_for):
-        for role in SERVERS:
-            begin(role)
+    for begin, role in itertools.product((start, wait_for), SERVERS):
+        begin(role)
     # [pair]
     for number in range(5):
         with contextlib.suppress(RuntimeError):  # The first NIXL handshake may time out.
