@@ -3,6 +3,7 @@
 fake_engine.py ROLE --port PORT ANSWERS MODEL...
 
 ANSWERS: JSON: output by prompt length (and third token), or {"die": true};
+"temperature": what an answer is asked at, 0 unless it says so; at another one it is wrong;
 "salted": a prompt that is sent twice with one cache_salt gets a 500; "blocks": size of the KV pool
 """
 
@@ -49,6 +50,9 @@ class FakeEngine(BaseHTTPRequestHandler):
         tokens = answer["tokens"][: request["max_tokens"]]
         if sum(a[1:] == cached[1:] for a in self.asked) == answer.get("wrong_at"):
             tokens = [9, *tokens[1:]]
+        # As vLLM, which samples unless it is told not to.
+        if request.get("temperature", 1.0) != answer.get("temperature", 0.0):
+            tokens = [8, *tokens[1:]]
         parameters = request.get("kv_transfer_params")
         if self.role == "decode" and parameters and not answer.get("unmoved"):
             type(self).moved += 4096

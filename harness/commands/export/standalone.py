@@ -120,7 +120,7 @@ def ask(role: str, path: str, body: Any = None, timeout: float = 120) -> str:
 
 def complete(role: str, send: dict[str, Any], salt: str, **more: Any) -> dict[str, Any]:
     """Return a completion. With ``salt``, no prompt of another try is in the prefix cache."""
-    body = {key: send[key] for key in ("prompt", "max_tokens", "temperature") if key in send} | more
+    body = {"temperature": 0} | {k: send[k] for k in ("prompt", "max_tokens", "temperature") if k in send} | more
     body |= {"model": CASE["model"], "seed": 0, "add_special_tokens": False, "cache_salt": salt + send["group"]}
     body |= {"return_token_ids": True, "logprobs": 2, "return_tokens_as_token_ids": True}
     return dict(json.loads(ask(role, "/v1/completions", body)))
