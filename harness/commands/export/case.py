@@ -20,9 +20,10 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.typed_command import PROJECTS, WIDTH, serve_arguments, typed, wrapped
 from harness.errors import UsageError
 from harness.history.engine_interfaces import CACHED_TOKENS_FLAG
-from harness.history.records import COLD
+from harness.history.records import COLD, unverified_tokens
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Cell, Role
+from harness.profiles.kv_layout import modules_in, recurrent, target_config
 from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_loadable
 from harness.prompts.model import Prompt
@@ -239,6 +240,7 @@ def _source(case: Case, environment: EngineEnvironment, target: Path, packed: by
     routes = any(send.keys() & {"route", "between", "read_back"} for send in sends)
     parts = {"together" if any(len(stage.sends) > 1 for stage in case.stages) else "alone"}
     parts |= {"pair", "routes" if routes else "direct"} if pair else {"single"}
+    parts |= set() if _cut_on_p(case) else {"whole"}
     parts |= {"archive" if packed is not None else "folders", "gaps" if gaps else "plain"}
     parts |= {"listed"} if listed else set()
     parts |= {"tries"} if case.tries > 1 else set()
@@ -271,6 +273,13 @@ def _source(case: Case, environment: EngineEnvironment, target: Path, packed: by
     }
     marker = re.compile(rf"^({'|'.join(literals)})(?:: .+)? = .+$", re.MULTILINE)
     return marker.sub(lambda found: f"{found[1]} = {literals[found[1]]}", text)
+
+
+def _cut_on_p(case: Case) -> bool:
+    """Return whether P leaves the last tokens of a prompt to D, so that its own token is not the answer's first one."""
+    method = case.cell.method
+    unverified = unverified_tokens(method.draft_tokens, modules_in(case.profile, method))
+    return unverified > 0 or recurrent(target_config(case.profile))
 
 
 _IMPORT = re.compile(r"^(?:import (\S+)|from \S+ import (\w+))\n", re.MULTILINE)

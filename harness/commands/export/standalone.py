@@ -59,12 +59,12 @@ def compare(send: dict[str, Any], found: dict[str, Any]) -> list[str]:
     say(f"{part}: {len(send['prompt'])} prompt tokens", f"  expected {expected}", f"  found    {tokens}")
     if choice.get("prompt_token_ids") not in (None, send["prompt"]):
         problems.append(f"{part}: the server saw other prompt tokens than were sent")
-    # [pair]
+    # [pair whole]
     for own in found["prefill"].get("choices", ()):
-        # [pair plain]
+        # [pair whole plain]
         if own["token_ids"][:1] != expected[:1]:
             problems.append(f"{part}: the prefill server's own token is {own['token_ids'][:1]}, not {expected[:1]}")
-        # [pair gaps]
+        # [pair whole gaps]
         apart = abs(gap(own, 0) - gap(choice, 0))
         if own["token_ids"][:1] != expected[:1] and gap(own, 0) > CASE["near_tie_nats"]:
             problems.append(f"{part}: the prefill server's own token is {own['token_ids'][:1]}, not {expected[:1]}")

@@ -126,6 +126,15 @@ def test_models_in_place_are_named_from_the_folder_of_the_program(tmp_path):
     assert "`case.py` needs the models in the folders below, vLLM" in issue and "zip" not in issue
 
 
+@pytest.mark.parametrize(
+    ("cell", "profile", "compared"),
+    [("pd-eagle3", "cpu", True), ("pd-mtp3", "cpu-mtp3", False), ("pd-none", "cpu-hybrid", False)],
+)
+def test_own_token_of_p_is_compared_where_it_has_the_whole_prompt(cell, profile, compared, tmp_path):
+    text = written(named(cell, profile=profile), tmp_path).read_text()
+    assert ("the prefill server's own token" in text) == compared
+
+
 def test_cells_behind_a_router_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"found pd-eagle3-router.*--cell pd-eagle3 --prompt copy-062-10$"):
         write_case(named("pd-eagle3-router"), ENVIRONMENT, tmp_path / "x.py")
