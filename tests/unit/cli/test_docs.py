@@ -15,7 +15,8 @@ from harness.profiles.load import shipped_profile_names
 from harness.util.paths import REPOSITORY
 from tests.support.command_lines import ROOT, parsed
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+BELOW = [page for folder in ("docs", "found") for page in sorted((REPOSITORY / folder).rglob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *BELOW]
 PROGRAM = re.compile(r"((\w+=\S+ )*(uvx (--from \S+ )?|python -m )?harness|\./run_matrix\.sh)(?=$|\s)")
 SHELL = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -105,14 +106,14 @@ def is_name(words: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_a_page_has_only_command_lines_that_are_understood(page: Path, monkeypatch):
     for line in lines_of(str(page.relative_to(REPOSITORY)), page.read_text(encoding="utf-8")):
         understand(line, monkeypatch)
 
 
 def test_command_lines_are_found(monkeypatch):
-    texts = {p.name: p.read_text(encoding="utf-8") for p in PAGES}
+    texts = {str(p): p.read_text(encoding="utf-8") for p in PAGES}
     found = sum(understand(line, monkeypatch) for name, text in texts.items() for line in lines_of(name, text))
     assert found > 200
     text = """Say `harness run
