@@ -69,6 +69,9 @@ def test_every_output_is_the_known_answer(eagle3: Done):
         if o.final is None:
             assert o.route == "prefill" or o.abandon is not None
             continue
+        if o.answered_otherwise:
+            # The plain engine's answer with the same parameter is the right one, and another check's.
+            continue
         expected = list(o.known_answer)[: o.most_tokens]
         # The next turn of a conversation is no prompt that the chat template ends.
         assert (
@@ -120,9 +123,9 @@ def test_every_scenario_occurred(eagle3: Done):
         if r.check == "state-occurred" and r.verdict is Verdict.PASS
     }
     everywhere = {"prefix-hit", "chunked-prefill", "concurrent", "pressure", "refill", "shared-block", "sampled"}
-    everywhere |= {"continuation", "same-step", "abandoned", "features", "min-tokens"}
+    everywhere |= {"continuation", "same-step", "abandoned", "features", "min-tokens", "parameters", "apis"}
     wanted = {(c, s) for c in ("pd-eagle3", "single-eagle3", "single-none") for s in everywhere}
-    alone = {("pd-eagle3-router", "concurrent")}
+    alone = {("pd-eagle3-router", "concurrent"), ("pd-eagle3-router", "apis"), ("pd-eagle3", "hand-off-mistakes")}
     alone |= {("pd-eagle3", s) for s in ("prefix-hit-on-p", "late-pull", "appended-token", "recovery", "pressure-on-p")}
     assert set(proven) == wanted | alone
     assert all(count > 0 for count in proven.values())
