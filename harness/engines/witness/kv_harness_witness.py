@@ -286,22 +286,23 @@ class Witness:
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)[0].digests = None
 
-    def _found_states(self, request: WatchedRequest, tokens: int, mine: Callable[[int], set[int]]) -> list[Any]:
+    def _found_states(
+        self, request: WatchedRequest, tokens: int, received: Sequence[Sequence[int]] | None
+    ) -> list[Any]:
         """Return the states that a request goes on from after its first ``tokens``: its group, they, whether another
-        engine sent it, what the prefix cache had there, and whether that was of other tokens. ``mine`` are blocks of a
-        group that were received."""
+        engine sent it, what the prefix cache had there, and whether that was of other tokens."""
         out = []
         for group in self.states:
             blocks, held = request.blocks[group.number], request.held[group.number]
             at = (tokens - 1) // group.block_size if group.in_columns else 0
             if at >= len(blocks) or blocks[at] == _NULL_BLOCK:
                 continue
-            kept, foreign, received = None, False, blocks[at] in mine(group.number)
-            if self._hits_alone and not received and tokens == (at + 1) * group.block_size:
+            kept, foreign, sent = None, False, blocks[at] in _of_group(received, group.number)
+            if self._hits_alone and not sent and tokens == (at + 1) * group.block_size:
                 names = request.names(group.block_size)
                 kept = held[at].digests
                 foreign = held[at].name is not None and at < len(names) and held[at].name != names[at]
-            out.append((group.number, tokens, *_state(group, blocks[at]), received, kept, foreign))
+            out.append((group.number, tokens, *_state(group, blocks[at]), sent, kept, foreign))
         return out
 
     def begin(
@@ -317,7 +318,7 @@ class Witness:
         is that after ``state_of`` tokens, if they are not as many."""
         request = self.requests[id_]
         row: dict[str, Any] = {"request": id_, "prompt": request.name, "moment": "begin"}
-        filled = [set(received[g.number]) if received and g.number < len(received) else set() for g in self.groups]
+        filled = [_of_group(received, g.number) for g in self.groups]
         if received is not None:
             row["received"] = [
                 [i for i, block in enumerate(request.blocks[g.number]) if block in mine]
@@ -332,8 +333,7 @@ class Witness:
             hits = blocks[: computed // group.block_size] if self._hits_alone else []
             kept = [i for i, block in enumerate(hits) if block != _NULL_BLOCK and block not in mine]
             noted.append((*found, _kept(request, group, kept)))
-        sent = received or ()
-        states = self._found_states(request, state_of or computed, lambda g: set(sent[g]) if g < len(sent) else set())
+        states = self._found_states(request, state_of or computed, received)
         self._writer.put(functools.partial(_row, row, noted, states))
 
     def end(self, id_: str, tokens: Sequence[int], noted: bool = True) -> None:
@@ -417,6 +417,11 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, Any, Any]:
             marks[layer.drafter] = marks[layer.drafter].to(device) + share
     shape = (len(group.layers), 2, cells, -1)
     return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), *marks
+
+
+def _of_group(received: Sequence[Sequence[int]] | None, group: int) -> set[int]:
+    """Return the blocks of a group that another engine has filled."""
+    return set(received[group]) if received and group < len(received) else set()
 
 
 def _state(group: StateGroup, block: int) -> tuple[Any, Any]:
