@@ -9,6 +9,7 @@ from harness.profiles.model import Profile
 from harness.profiles.scenarios import Feature, Features, Parameter, temperature_of, tokens_asked
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+from harness.scenarios.possible import answered_briefly
 
 _STOPS = {"stop-token": "token", "stop-at-once": "token", "stop-string": "string"}
 """Features that end an answer, and what ends it."""
@@ -18,16 +19,13 @@ _LONG_ENOUGH = 4
 
 class FeaturesKind(Kind[Features]):
     def stages(self, config: Features, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
-        return [[_of(config, feature, prompts[p]) for feature in config.features] for p in config.prompts]
+        return [
+            [Stage((send_with(feature, prompts[p], config.max_tokens),)) for feature in config.features]
+            for p in config.prompts
+        ]
 
     def impossible(self, config: Features, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        short = [p for p in config.prompts if len(prompts[p].expected or ()) < _LONG_ENOUGH]
-        if not short:
-            return None
-        return (
-            f"expected prompts with a known answer of at least {_LONG_ENOUGH} tokens, found "
-            f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
-        )
+        return answered_briefly(config.prompts, prompts, _LONG_ENOUGH)
 
     def gaps(self, config: Features, seen: Occurrence) -> Iterator[Gap]:
         """Prove what an answer can show: that it stopped at its token, and that log-probs of the prompt came. A grammar
@@ -43,8 +41,9 @@ class FeaturesKind(Kind[Features]):
                 yield Gap(o, "expected the log-probs of the prompt that were asked for, found none in any answer")
 
 
-def send_with(feature: Feature | Parameter, prompt: Prompt, part: str = "", group: str = "") -> Send:
-    """Return a request with a parameter; ``part`` and ``group`` are named after it if no others are given."""
+def send_with(feature: Feature | Parameter, prompt: Prompt, limit: int | None, part: str = "", group: str = "") -> Send:
+    """Return a request with a parameter, for ``limit`` tokens unless the parameter needs another number of them;
+    ``part`` and ``group`` are named after it if no others are given."""
     asked = tokens_asked(feature, len(prompt.expected or ()))
     # With log-probs of the prompt D computes all of it, whatever P has.
     route: SentTo = "local" if feature in ("prompt-logprobs", "echo") else "cell"
@@ -53,12 +52,7 @@ def send_with(feature: Feature | Parameter, prompt: Prompt, part: str = "", grou
         part or feature,
         group or feature,
         route,
-        max_tokens=asked,
+        max_tokens=asked or limit,
         temperature=temperature_of(feature),
         feature=feature,
     )
-
-
-def _of(config: Features, feature: Feature, prompt: Prompt) -> Stage:
-    send = send_with(feature, prompt)
-    return Stage((send._replace(max_tokens=send.max_tokens or config.max_tokens),))

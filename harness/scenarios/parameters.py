@@ -8,8 +8,9 @@ from harness.history.records import Observation
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters
 from harness.prompts.model import Prompt
-from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+from harness.scenarios.base import Gap, Kind, Occurrence, Stage
 from harness.scenarios.features import send_with
+from harness.scenarios.possible import answered_briefly
 
 LONG_ENOUGH = 12
 """Known tokens of a prompt whose answer is stopped, and changed, in its midst."""
@@ -37,15 +38,14 @@ _CHANGES: frozenset[Parameter] = frozenset(
 
 class ParametersKind(Kind[Parameters]):
     def stages(self, config: Parameters, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
-        return [[Stage((_of(config, p, prompts[name]),)) for p in config.parameters] for name in config.prompts]
+        return [
+            [Stage((send_with(parameter, prompts[p], config.max_tokens),)) for parameter in config.parameters]
+            for p in config.prompts
+        ]
 
     def impossible(self, config: Parameters, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        short = [p for p in config.prompts if len(prompts[p].expected or ()) < LONG_ENOUGH]
-        if short:
-            return (
-                f"expected prompts with a known answer of at least {LONG_ENOUGH} tokens, found "
-                f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
-            )
+        if (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
+            return problem
         for parameter, other in WITHOUT.items():
             if parameter in config.parameters and other not in config.parameters:
                 return f"expected {other} among the parameters, which {parameter} comes on top of; add it"
@@ -91,8 +91,3 @@ def _without(o: Observation, plain: Mapping[str, Observation]) -> tuple[int, ...
     """Return the plain engine's answer to the same prompt with all but the parameter that came on top."""
     same = (p for p in plain.values() if (p.prompt_id, p.feature) == (o.prompt_id, WITHOUT[o.feature or ""]))
     return next((p.final.output_ids for p in same if p.final is not None), None)
-
-
-def _of(config: Parameters, parameter: Parameter, prompt: Prompt) -> Send:
-    send = send_with(parameter, prompt)
-    return send._replace(max_tokens=send.max_tokens or config.max_tokens)

@@ -23,6 +23,17 @@ def demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt]
     return sum(blocks(prompts[n].tokens + min(most, prompts[n].tokens), size) for n in names)
 
 
+def answered_briefly(names: Sequence[str], prompts: Mapping[str, Prompt], least: int) -> str | None:
+    """Return why some prompts cannot be asked: their known answers are shorter than ``least`` tokens."""
+    short = [p for p in names if len(prompts[p].expected or ()) < least]
+    if not short:
+        return None
+    return (
+        f"expected prompts with a known answer of at least {least} tokens, found "
+        f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
+    )
+
+
 def too_many(together: int, profile: Profile) -> str | None:
     rows = min(profile.engine.of(role).max_num_seqs for role in ("prefill", "decode"))
     if together <= rows:

@@ -66,9 +66,9 @@ class TraceKind(Kind[Trace]):
 def _of_trace(request: TraceRequest, part: str, prompts: Mapping[str, Prompt], limit: int | None) -> Send:
     if request.feature is not None:
         group = f"cache {request.cache}" if request.cache else part
-        asked = send_with(request.feature, prompts[request.prompt], part, group)
+        asked = send_with(request.feature, prompts[request.prompt], limit, part, group)
         route = asked.route if request.to == "cell" else request.to
-        return asked._replace(route=route, max_tokens=asked.max_tokens or limit, after_s=request.delay_s)
+        return asked._replace(route=route, after_s=request.delay_s)
     return Send(
         prompts[request.prompt],
         part,
