@@ -18,7 +18,6 @@ from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Place, Places, end_and_report
 from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
-from harness.history.layout import WITNESS
 from harness.profiles.cells import SECOND_P, EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.supervision.process import SupervisedEngine
@@ -30,10 +29,13 @@ Progress = Callable[[str], None]
 class Launcher:
     """The processes and clients of a group's engines, by role. They may be ended from another thread."""
 
-    def __init__(self, group: EngineGroup, profile: Profile, logs: Path, key: ApiKey, progress: Progress) -> None:
+    def __init__(
+        self, group: EngineGroup, profile: Profile, logs: Path, kv_folder: Path, key: ApiKey, progress: Progress
+    ) -> None:
         self._group = group
         self._profile = profile
         self._logs = logs
+        self._kv_folder = kv_folder
         self._key = key
         self._progress = progress
         self._stacks = StackFiles(logs, group.id, progress)
@@ -83,12 +85,11 @@ class Launcher:
         )
 
     def _witness(self, role: Role) -> NotesOfKV | None:
-        """Return where an engine notes what its KV caches hold, in the run's folder; None unless the profile asks."""
+        """Return where an engine notes what its KV caches hold; None unless the profile asks."""
         if self._profile.witness == "off":
             return None
-        folder = self._logs.parent / WITNESS
-        folder.mkdir(parents=True, exist_ok=True)
-        return NotesOfKV(folder.resolve(), f"{self._group.id}.{role}")
+        self._kv_folder.mkdir(parents=True, exist_ok=True)
+        return NotesOfKV(self._kv_folder.resolve(), f"{self._group.id}.{role}")
 
     def _start_engine(self, command: EngineCommand) -> None:
         role = command.role

@@ -25,6 +25,7 @@ from harness.engines.readiness import Readiness
 from harness.engines.request import Ask, payload
 from harness.engines.routers import Routers
 from harness.errors import EngineDiedError, FailedAnswerError, HandoffError
+from harness.history.layout import WITNESS
 from harness.history.records import (
     EngineRecord,
     Failure,
@@ -75,12 +76,14 @@ class EngineGroupSession:
         progress: Progress = lambda _: None,
         mutation: Mutation | None = None,
         places: Places | None = None,
+        kv_folder: Path | None = None,
     ) -> None:
-        """``places`` maps each role to where its engine runs; None means this machine, on loopback."""
+        """``places`` maps each role to where its engine runs; None means this machine, on loopback. In ``kv_folder``,
+        by default that of the logs' folder, engines note what their KV caches hold."""
         self.group = group
         self.profile = profile
-        self.folder = log_folder.parent
-        """Where the engines' logs are, and what they note."""
+        self.kv_folder = kv_folder or log_folder.parent / WITNESS
+        """Where the engines note what their KV caches hold."""
         self.key = ApiKey()
         """The key that the engines and routers of the group require."""
         self.ready_seconds: float = 0.0
@@ -94,7 +97,7 @@ class EngineGroupSession:
         self._progress = progress
         self._mutation = mutation or Mutation()
         self._places = places
-        self._launcher = Launcher(group, profile, log_folder, self.key, progress)
+        self._launcher = Launcher(group, profile, log_folder, self.kv_folder, self.key, progress)
         self._readiness = Readiness(group, profile, self._launcher, self._mutation, progress)
         self._routers = Routers(group, log_folder, self.key, profile.timeouts.request, progress)
         self._unverified = unverified_tokens(group.method.draft_tokens, modules_in(profile, group.method))

@@ -188,8 +188,7 @@ class KVWitness:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        # A group's name may contain dots.
-        engines, role, _, _ = path.name.rsplit(".", 3)
+        engines, role = engines_of(path), path.name.rsplit(".", 3)[1]
         for offset, row in _lines(path):
             if "error" in row:
                 self.errors[engines].append(str(row["error"]))
@@ -241,6 +240,12 @@ class KVWitness:
         whole = Noted(tuple(noted), tuple(_state(layers[s.group], s, place.path) for s in row.states))
         self._parsed.put(place, whole, len(line))
         return whole
+
+
+def engines_of(notes: Path) -> str:
+    """Return the group of engines one of which wrote a file of notes."""
+    # A group's name may contain dots.
+    return notes.name.rsplit(".", 3)[0]
 
 
 def _side(role: str) -> str:

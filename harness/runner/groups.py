@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from harness.engines.inventory import Inventory, Memory, describe, jobs_of, shar
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineStartError, InfrastructureError, StorageError
 from harness.history.folder import History
+from harness.history.layout import WITNESS
 from harness.mutants.install import with_mutants
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.runner.options import DEFAULTS, RunOptions
@@ -58,6 +60,8 @@ class Runner:
         self._environment = environment
         self._recorder = recorder
         self._recorders = (recorder, *again)
+        self._kv_folder = recorder.folder.parent / WITNESS if again else None
+        """Where engines note what their KV caches hold when it is not of one run."""
         self._reporter = reporter
         self._lock = threading.Lock()
         self._sessions: set[EngineGroupSession] = set()
@@ -99,6 +103,9 @@ class Runner:
             self._reporter.line(f"interrupted: {ended}; recorded observations are kept")
             for recorder in self._recorders:
                 recorder.interrupted()
+        if self._kv_folder is not None:
+            # Each repetition has been brought its own.
+            shutil.rmtree(self._kv_folder, ignore_errors=True)
         return tuple(recorder.finish() for recorder in self._recorders)
 
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
@@ -220,6 +227,7 @@ class Runner:
                         progress=self._reporter.line,
                         mutation=mutation,
                         places=places,
+                        kv_folder=self._kv_folder,
                     )
                 ) as session,
             ):

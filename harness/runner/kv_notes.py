@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from harness.history.layout import WITNESS, witness_files
+from harness.history.layout import WITNESS
+from harness.history.witness import engines_of
 from harness.util.storage import writing
 
 _SETTLED_S = 0.1
@@ -23,13 +24,17 @@ _OF_SERVERS = re.compile(r"(prefill|decode|single)\.[0-9]+\.jsonl")
 
 
 @contextlib.contextmanager
-def notes_brought(engines: Path, run: Path) -> Iterator[None]:
-    """Copy what engines with this folder note meanwhile into the folder of a run, if that is another one. Raises
+def notes_brought(folder: Path, run: Path, group: str) -> Iterator[None]:
+    """Copy what a group of engines notes in a folder meanwhile into that of a run, if it is another one. Raises
     StorageError when it cannot be written."""
-    if engines.resolve() == run.resolve():
+    if folder.resolve() == (run / WITNESS).resolve():
         yield
         return
-    with _brought(lambda: {path: path.name for path in witness_files(engines)}, run):
+
+    def files() -> dict[Path, str]:
+        return {path: path.name for path in sorted(folder.glob("*.jsonl")) if engines_of(path) == group}
+
+    with _brought(files, run):
         yield
 
 

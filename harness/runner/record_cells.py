@@ -38,7 +38,7 @@ def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: 
     as ``record_cells`` does, and leaves it to the caller to mark the cells."""
     attached = session.notes
     from_servers = notes_of_servers(attached, recorder.folder, session.group.id) if attached else nullcontext()
-    with notes_brought(session.folder, recorder.folder), from_servers:
+    with notes_brought(session.kv_folder, recorder.folder, session.group.id), from_servers:
         _ask_cells(session, works, recorder, reporter)
 
 

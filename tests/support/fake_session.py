@@ -30,7 +30,7 @@ class FakeSession:
     seconds: float = 0.05
     ready_seconds = 1.0
     lock = threading.Lock()
-    folder = Path("no-engines")
+    kv_folder = Path("no-engines")
     notes = None
     third = staticmethod(lambda: None)
     """Called when three groups are up."""

@@ -49,7 +49,7 @@ class FixedPlace:
 def launched(prepared: Prepared, group: EngineGroup, role: Role, port: int, channel: int, devices: tuple[str, ...]):
     """The command of the launcher itself for an engine of a group."""
     part = prepared.profile.part(group.variant)
-    launcher = Launcher(group, part, Path("/run/logs"), ApiKey("k" * 20), lambda _: None)
+    launcher = Launcher(group, part, Path("/run/logs"), Path("/run/witness"), ApiKey("k" * 20), lambda _: None)
     place = FixedPlace([port, channel, channel + 1], devices)
     return launcher._command(role, place, ENVIRONMENT, Mutation())
 

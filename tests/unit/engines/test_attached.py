@@ -397,7 +397,7 @@ def test_a_server_that_is_never_healthy_is_given_up_after_seconds(tmp_path: Path
     said: list[str] = []
     (group,) = prepare("cpu", ["single-none"], ["cold"]).plan.groups
     with answering(listing("mine"), health=429) as url:
-        launcher = Launcher(group, PROFILE, tmp_path, ApiKey("k" * 20), said.append)
+        launcher = Launcher(group, PROFILE, tmp_path, tmp_path, ApiKey("k" * 20), said.append)
         command = build_command(PROFILE, PROFILE.methods[0], "single", ENVIRONMENT, 1, None)
         launcher.places = {"single": AttachedPlace(look_at("single", url, None))}
         launcher._start_engine(command)

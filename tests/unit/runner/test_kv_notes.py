@@ -8,8 +8,8 @@ from harness.history.layout import WITNESS
 from harness.runner.kv_notes import notes_brought, notes_of_servers
 
 
-def _append(engines: Path, text: str, name: str = "pd-none.decode.1.jsonl") -> None:
-    path = engines / WITNESS / name
+def _append(folder: Path, text: str, name: str = "pd-none.decode.1.jsonl") -> None:
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         stream.write(text)
@@ -17,11 +17,11 @@ def _append(engines: Path, text: str, name: str = "pd-none.decode.1.jsonl") -> N
 
 def test_each_run_gets_the_layers_and_what_was_noted_meanwhile(tmp_path: Path) -> None:
     engines, first, second = tmp_path / "engines", tmp_path / "first", tmp_path / "second"
-    with notes_brought(engines, first):
+    with notes_brought(engines, first, "pd-none"):
         _append(engines, "layers\na\n")
     _append(engines, "healed\n")
     for text in ("b\n", "c\n"):
-        with notes_brought(engines, second):
+        with notes_brought(engines, second, "pd-none"):
             _append(engines, text)
             _append(engines, "layers\nother\n", f"pd-none.prefill.{text[0]}.jsonl")
     assert (first / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\na\n"
@@ -29,10 +29,18 @@ def test_each_run_gets_the_layers_and_what_was_noted_meanwhile(tmp_path: Path) -
     assert (second / WITNESS / "pd-none.prefill.c.jsonl").read_text() == "layers\nother\n"
 
 
+def test_engines_of_another_group_are_not_of_this_run(tmp_path: Path) -> None:
+    engines, run = tmp_path / "engines", tmp_path / "run"
+    with notes_brought(engines, run, "pd-none"):
+        _append(engines, "layers\na\n")
+        _append(engines, "layers\nb\n", "pd-eagle3.decode.2.jsonl")
+    assert [path.name for path in (run / WITNESS).iterdir()] == ["pd-none.decode.1.jsonl"]
+
+
 def test_notes_of_a_failure_are_kept(tmp_path: Path) -> None:
     engines, run = tmp_path / "engines", tmp_path / "run"
     try:
-        with notes_brought(engines, run):
+        with notes_brought(engines, run, "pd-none"):
             _append(engines, "layers\na\n")
             raise KeyError
     except KeyError:
@@ -41,10 +49,10 @@ def test_notes_of_a_failure_are_kept(tmp_path: Path) -> None:
 
 
 def test_engines_in_the_runs_own_folder_need_no_copy(tmp_path: Path) -> None:
-    with notes_brought(tmp_path, tmp_path):
-        _append(tmp_path, "layers\na\n")
+    with notes_brought(tmp_path / WITNESS, tmp_path, "pd-none"):
+        _append(tmp_path / WITNESS, "layers\na\n")
     assert (tmp_path / WITNESS / "pd-none.decode.1.jsonl").read_text() == "layers\na\n"
-    with notes_brought(tmp_path / "none", tmp_path / "other"):
+    with notes_brought(tmp_path / "none", tmp_path / "other", "pd-none"):
         pass
     assert not (tmp_path / "other").exists()
 
