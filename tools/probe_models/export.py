@@ -61,10 +61,11 @@ def _save(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> N
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write the WordLevel tokenizer and the chat template, in a folder without a model config.
+    """Write the WordLevel tokenizer and the chat template, in a folder with a config.json of its own.
 
     Next to a config.json of type qwen2, transformers 5 ignores the tokenizer class and pre-tokenizer of the files and
-    forces Qwen2Tokenizer, which does not know the words; in its own folder the tokenizer loads as written.
+    forces Qwen2Tokenizer, which does not know the words; with one of type llama the tokenizer loads as written. Without
+    any, vLLM 0.32 waits two seconds for one whenever it loads the tokenizer (``repo_utils.with_retry``).
 
     With special tokens on, the tokenizer adds <|bos|>, as Llama tokenizers do: a rendered chat prompt (which has one
     already) then gets a second, which the harness must be able to detect.
@@ -90,6 +91,7 @@ def write_tokenizer(folder: Path) -> None:
             "model_max_length": SHAPE.max_positions,
         },
     )
+    write_json(folder / "config.json", {"model_type": "llama"})
     write_atomic(folder / "chat_template.jinja", _CHAT_TEMPLATE)
 
 
