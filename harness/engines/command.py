@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
+from harness.engines.guard.kv_harness_fork import CPU_VARIABLE, METHOD_VARIABLE
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.engines.witness.kv_harness_witness import FOLDER_VARIABLE, NAME_VARIABLE
 from harness.errors import EngineStartError
@@ -29,7 +30,7 @@ INTERPRETER = Path(__file__).resolve().parent / "interpreter"
 """Declares a back end of Triton to engines (``kv_harness_triton``)."""
 _WITNESS = Path(__file__).resolve().parent / "witness"
 """Declares a plugin to engines that notes what their KV caches hold (``kv_harness_witness``)."""
-START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+START_METHOD = METHOD_VARIABLE
 PROGRAM = "vllm.entrypoints.openai.api_server"
 PRELOADED = (PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "compressed_tensors", "ray")
 """What CPU engines import, but for what starts threads (NIXL)."""
@@ -59,9 +60,10 @@ class EngineCommand(NamedTuple):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules to import before the engine is forked; none where its processes are not forked either."""
+        """The modules to import before the engine is forked; none where its processes are not forked either, nor for
+        GPUs."""
         forks = self.argv[1:3] == ["-m", PROGRAM] and self.env.get(START_METHOD) == "fork"
-        return PRELOADED if forks and self.preloads else ()
+        return PRELOADED if forks and CPU_VARIABLE in self.env and self.preloads else ()
 
     @property
     def name(self) -> str:
@@ -207,6 +209,9 @@ def _variables(
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, role, devices)
     elif engine.device == "gpu":
+        # vLLM's server spawns its engine, which imports everything anew, unless this says otherwise; it does so all the
+        # same where CUDA was initialised.
+        env[START_METHOD] = "fork"
         if profile.batch_invariant:
             env["VLLM_BATCH_INVARIANT"] = "1"
         if devices:
@@ -234,7 +239,7 @@ def _cpu_variables(
     additions, hence the tokens, the same in every topology.
     """
     env = {"VLLM_CPU_KVCACHE_SPACE": str(engine.kv_cache_gib), "OMP_NUM_THREADS": "1"}
-    env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(devices) or "nobind"
+    env[CPU_VARIABLE] = "|".join(devices) or "nobind"
     # Obeyed thanks to ``kv_harness_fork``.
     env[START_METHOD] = "fork"
     if engine.devices_of(role) == 1:

@@ -1,4 +1,4 @@
-"""The plugin that lets CPU engines fork, in processes of its own, with a fake CPU platform in place of vLLM's."""
+"""The plugin for engines that fork, in processes of its own, with a fake vLLM of a CPU platform and a registry."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class CpuPlatform:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         vllm_config.append(cls.__name__)
 """
+ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
 CHECK = (
     "import kv_harness_fork, os; from vllm.platforms.cpu import CpuPlatform; kv_harness_fork.register(); seen = [];"
     "CpuPlatform.check_and_update_config(seen); print(os.environ['VLLM_WORKER_MULTIPROC_METHOD'], *seen)"
@@ -60,27 +61,57 @@ def test_vllm_finds_the_plugin_on_the_path_of_engines():
 
 @pytest.mark.parametrize(("asked", "used"), [("fork", "fork"), ("spawn", "spawn"), ("", "spawn")])
 def test_the_environment_decides(fake_vllm, asked, used):
-    assert run_python(CHECK, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD=asked) == f"{used} CpuPlatform"
+    assert run_python(CHECK, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD=asked, **ON_CPU) == f"{used} CpuPlatform"
 
 
-def test_models_are_inspected_without_another_process(fake_vllm):
+def test_the_platform_of_other_engines_is_left_alone(fake_vllm):
+    assert run_python(CHECK, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD="fork") == "spawn CpuPlatform"
+
+
+@pytest.fixture
+def fake_registry(fake_vllm) -> str:
     registry = Path(fake_vllm, "vllm", "model_executor", "models")
     registry.mkdir(parents=True)
     for folder in (registry, registry.parent):
         (folder / "__init__.py").touch()
     (registry / "registry.py").write_text("def _run_in_subprocess(inspect):\n    raise RuntimeError\n")
-    code = (
-        "import kv_harness_fork; kv_harness_fork.register(); import vllm.model_executor.models.registry as found;"
-        "print(found._run_in_subprocess(lambda: 'inspected'))"
-    )
-    assert run_python(code, fake_vllm, VLLM_WORKER_MULTIPROC_METHOD="fork") == "inspected"
+    return fake_vllm
+
+
+INSPECT = """
+import kv_harness_fork, os
+kv_harness_fork.register()
+import vllm.model_executor.models.registry as found
+def fail():
+    raise ValueError("unknown activation")
+try:
+    print(found._run_in_subprocess(os.getpid) == os.getpid())
+    found._run_in_subprocess(fail)
+except (RuntimeError, ValueError) as error:
+    print(error)
+try:
+    found._run_in_subprocess(lambda: os._exit(1) if kv_harness_fork.CPU_VARIABLE not in os.environ else None)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_models_are_inspected_without_another_process_on_cpu(fake_registry):
+    found = run_python(INSPECT, fake_registry, VLLM_WORKER_MULTIPROC_METHOD="fork", **ON_CPU)
+    assert found.splitlines() == ["True", "unknown activation"]
+
+
+def test_models_are_inspected_in_a_forked_process_elsewhere(fake_registry):
+    found = run_python(INSPECT, fake_registry, VLLM_WORKER_MULTIPROC_METHOD="fork")
+    failed = "a model could not be inspected: "
+    assert found.splitlines() == ["False", f"{failed}ValueError: unknown activation", f"{failed}its process ended"]
 
 
 def test_a_version_without_the_platform_starts_as_it_decides(tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     code = "import kv_harness_fork; kv_harness_fork.register(); print('started')"
-    assert run_python(code, str(tmp_path), VLLM_WORKER_MULTIPROC_METHOD="fork") == "started"
+    assert run_python(code, str(tmp_path), VLLM_WORKER_MULTIPROC_METHOD="fork", **ON_CPU) == "started"
 
 
 def test_a_forked_process_does_not_keep_the_port_of_its_parent():
