@@ -35,7 +35,7 @@ class Setup(NamedTuple):
             return []
         by_plain = {s.id for s in self.profile.scenarios if s.kind == BY_PLAIN}
         played = {(s.scenario, s.instance): s for w in works for s in w.scripts if s.scenario in by_plain}
-        return [CellWork(cell, (), tuple(played.values())) for cell in self.plain.cells]
+        return [CellWork(cell, (), tuple(played.values())) for cell in self.plain.cells] if played else []
 
     @property
     def controlled(self) -> bool:

@@ -291,6 +291,17 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
 
+def test_the_plain_engine_is_started_only_for_what_it_alone_knows():
+    asked = set()
+    for setup in make_setups(select_trials([], quick=False, complete=True), PROFILE, PROMPTS):
+        for trial in setup.trials:
+            works = trial_works(trial, setup.profile, PROMPTS, setup.group.cells)
+            if beside := setup.plain_works(works):
+                assert all(work.scripts for work in beside)
+                asked.add(trial.mutant)
+    assert asked == {"N38", "N39"}
+
+
 def test_a_fault_is_tried_with_the_profiles_own_scenario_or_refused():
     profile = load_profile("smollm2-full")
     prompts = load_prompts(profile.workload.prompts)
@@ -456,7 +467,9 @@ def test_trial_that_breaks_has_an_outcome(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.runner.record_cells.run_cell", breaks)
     prepared = prepare("cpu", [])
     setup = make_setups(select_trials(["M1"], quick=False), prepared.profile, prepared.prompts)[0]
-    session = SimpleNamespace(switch=lambda *_: None, records=lambda: (), folder=Path("no-engines"), notes=None)
+    session = SimpleNamespace(
+        switch=lambda *_: None, records=lambda: (), kv_folder=Path("no-engines"), notes=None, group=setup.group
+    )
     tester = SelfTester(prepared, ENVIRONMENT, tmp_path, Reporter(1.0))
     with pytest.raises(HandoffError):
         tester._trial(setup.trials[0], setup, session, tmp_path)
