@@ -23,8 +23,10 @@ def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookah
     if not views:
         return Kill.UNTESTED, "no cell was judged"
     if not failed:
-        never = "; its code never ran" if fired is False else ""
-        return Kill.SURVIVED, f"every check of {', '.join(_name(v) for v in views)} passed{never}"
+        passed = f"every check of {', '.join(_name(v) for v in views)} passed"
+        if fired is False:
+            return Kill.UNTESTED, f"{passed}, but the fault's code never ran: these engines do not go that way"
+        return Kill.SURVIVED, passed
     if fired is False:
         names = ", ".join(_name(v) for v in failed)
         return Kill.OTHER, f"{names} failed although the fault's code never ran: something else is wrong"

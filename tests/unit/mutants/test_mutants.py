@@ -430,9 +430,19 @@ def test_what_was_answered_until_the_first_finding_is_counted_in_its_cell():
     assert first_caught(judged("single-none"), made) is None
 
 
-def test_survivor_whose_code_never_ran_says_so():
+def test_fault_whose_code_never_ran_has_no_outcome():
     judgement = Judgement(run_id="r", verdict=Verdict.UNKNOWN, cells=(passed(),))
-    assert "never ran" in classify_kill(M1, judgement, fired=False, lookahead=3)[1]
+    kill, reason = classify_kill(M1, judgement, fired=False, lookahead=3)
+    assert kill is Kill.UNTESTED and "never ran" in reason
+
+
+def test_drafts_are_dropped_where_steps_overlap_too(capsys):
+    """There, requests have placeholders for drafts when they are scheduled."""
+    change = next(p.change for p in hooks.PATCHES if p.mutant == "N23")
+    requests = [SimpleNamespace(spec_token_ids=[-1, -1]), SimpleNamespace(spec_token_ids=[])]
+    active = hooks.Active("N23", hooks.Switch(frozenset({"N23"}), None, False))
+    change(lambda _: None, active, SimpleNamespace(running=requests))
+    assert [r.spec_token_ids for r in requests] == [[], []] and "fired N23" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
