@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.engines import environment
 from harness.engines.environment import EngineEnvironment, engines_for
+from harness.engines.executor import LocalExecutor
+from harness.engines.places import Place, Places
 from harness.engines.session import EngineGroupSession
 from harness.errors import (
     EngineDiedError,
@@ -22,6 +26,7 @@ from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.lab.selftest.outcome import check_verdicts, classify_kill, diagnoses, first_caught
 from harness.lab.selftest.setups import Setup, trial_works
+from harness.lab.selftest.together import best_parts, run_together
 from harness.mutants.install import EnabledMutants, Marks, patched_roles
 from harness.mutants.model import Trial
 from harness.profiles.cells import Plan, start_expected_s
@@ -32,6 +37,7 @@ from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, point_latest
 from harness.scheduling import hardware
+from harness.scheduling.model import Placement
 from harness.util import machine
 from harness.util.progress import Reporter
 from harness.util.text import counted, lasting
@@ -50,35 +56,82 @@ class SelfTester:
         self._outcomes: list[MutantOutcome] = []
         self._controls: list[Control] = []
         self._starts = 0
+        self._sessions: set[EngineGroupSession] = set()
+        self._ending = False
+        self._lock = threading.Lock()
 
-    def run(self, setups: Sequence[Setup]) -> SelfTest:
-        """Run all setups. KeyboardInterrupt ends the engines and returns the outcomes so far, marked as interrupted."""
+    def run(self, setups: Sequence[Setup], executor: LocalExecutor | None = None) -> SelfTest:
+        """Run all setups, with an executor several at a time. KeyboardInterrupt ends the engines and returns the
+        outcomes so far, marked as interrupted."""
         begun, started, interrupted = time.monotonic(), machine.now(), False
         try:
-            for setup in setups:
-                self._setup(setup)
+            if executor is None:
+                for setup in setups:
+                    self._setup(setup)
+            else:
+                self._together(setups, executor)
         except KeyboardInterrupt:
             interrupted = True
+        asked = tuple(t.mutant for s in setups for t in s.trials)
         return SelfTest(
             run_id=self._folder.name,
             started=started,
             profile=self._prepared.profile.name,
             versions=environment.versions(self._environment),
             hardware=hardware.hardware(),
-            asked=tuple(t.mutant for s in setups for t in s.trials),
-            outcomes=tuple(self._outcomes),
+            asked=asked,
+            outcomes=tuple(sorted(self._outcomes, key=lambda outcome: asked.index(outcome.mutant))),
             controls=tuple(self._controls),
             engine_starts=self._starts,
             seconds=round(time.monotonic() - begun, 1),
             interrupted=interrupted,
         )
 
-    def _setup(self, setup: Setup) -> None:
-        """Start the engines, run the control and the trials; restart engines that a mutant killed."""
+    def _together(self, setups: Sequence[Setup], executor: LocalExecutor) -> None:
+        """Run as many setups at a time as the devices allow, the largest in parts."""
+        inventory = executor.inventory(self._prepared.profile)
+        together = best_parts(setups, self._prepared.prompts, inventory)
+
+        def run(setup: Setup, placement: Placement) -> None:
+            with executor.places(setup.group, setup.profile, self._environment, placement) as places:
+                self._setup(setup, places)
+
+        refused = run_together(together, inventory, run, self._end)
+        for setup in together.setups:
+            if setup.id in refused:
+                self._broken(setup, list(setup.trials), not setup.controlled, None, EngineStartError(refused[setup.id]))
+
+    def _end(self) -> None:
+        """End all engines from another thread than those that use them."""
+        with self._lock:
+            self._ending = True
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.end_engines()
+
+    @contextmanager
+    def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
+        """Start a session that ``_end`` knows of."""
+        with self._lock:
+            if self._ending:
+                raise EngineStartError("not started, because the self-test is ending")
+            self._sessions.add(session)
+        try:
+            with session:
+                yield session
+        finally:
+            with self._lock:
+                self._sessions.discard(session)
+
+    def _setup(self, setup: Setup, places: Places | None = None) -> None:
+        """Start the engines, run the control and the trials; restart engines that a mutant killed. ``places`` are those
+        of the engines, and of the plain one; None means this machine."""
         left = list(setup.trials)
         controlled = not setup.controlled
         attempt = 0
-        while left or not controlled:
+        own = None if places is None else {role: places[role] for role in setup.group.roles}
+        beside = places.get("single") if places is not None and setup.group.topology == "pd" else None
+        while (left or not controlled) and not self._ending:
             attempt += 1
             name = setup.id if attempt == 1 else f"{setup.id}-again-{attempt}"
             arming = EnabledMutants([t.mutant for t in left], setup.group.topology == "pd", self._folder / name)
@@ -89,28 +142,38 @@ class SelfTester:
                 self._folder / name / "logs",
                 progress=self._reporter.line,
                 mutation=arming,
+                places=own,
             )
-            self._starts += setup.group.engines
+            with self._lock:
+                self._starts += setup.group.engines
             try:
-                with session:
+                with self._known(session):
                     self._reporter.step(setup.id, start_expected_s(setup.group), start=True)
                     if not controlled:
-                        self._control(setup, session)
+                        self._control(setup, session, beside)
                         controlled = True
-                    while left:
-                        self._trial(left.pop(0), setup, session, self._folder / name)
+                    while left and not self._ending:
+                        self._trial(left.pop(0), setup, session, self._folder / name, beside)
                         if left:
                             self._heal(session, setup)
             except InfrastructureError as error:
                 left, controlled = self._broken(setup, left, controlled, session, error)
 
     def _broken(
-        self, setup: Setup, left: list[Trial], controlled: bool, session: EngineGroupSession, error: InfrastructureError
+        self,
+        setup: Setup,
+        left: list[Trial],
+        controlled: bool,
+        session: EngineGroupSession | None,
+        error: InfrastructureError,
     ) -> tuple[list[Trial], bool]:
         """Return, after engines died or did not start, the trials left for new engines, and whether the control has its
         verdict."""
+        if self._ending:
+            return [], True
         self._reporter.line(f"{setup.id}: {error}")
-        if controlled and isinstance(error, (EngineDiedError, HandoffError)) and session.ready_seconds:
+        started = session is not None and bool(session.ready_seconds)
+        if controlled and isinstance(error, (EngineDiedError, HandoffError)) and started:
             return left, True
         refusing = [t for t in left if isinstance(error, MutantRefusedError) and t.mutant in error.mutants]
         if refusing and len(refusing) < len(left):
@@ -146,11 +209,12 @@ class SelfTester:
             kind="run" if mutants else "control",
         )
 
-    def _control(self, setup: Setup, session: EngineGroupSession) -> None:
+    def _control(self, setup: Setup, session: EngineGroupSession, beside: Place | None) -> None:
         session.switch()
         folder = self._folder / f"control-{setup.id}"
         begun = time.monotonic()
-        summary, died = self._perform(setup, session, setup.control, self._recorder(setup.control, setup, folder, ()))
+        recorder = self._recorder(setup.control, setup, folder, ())
+        summary, died = self._perform(setup, session, setup.control, recorder, beside)
         if died is not None:
             raise died
         self._controls.append(
@@ -165,41 +229,57 @@ class SelfTester:
         )
         self._reporter.line(f"control {setup.id}: {summary.verdict}")
 
-    def _ask_plain(self, setup: Setup, works: Sequence[CellWork], recorder: Recorder) -> None:
+    def _ask_plain(self, setup: Setup, works: Sequence[CellWork], recorder: Recorder, place: Place | None) -> None:
         """Ask the plain engine what it alone knows of these requests. It is started for that and ended again: beside
         engines with mutants it would take a core of theirs, and two engines on one core hand nothing over in time."""
         beside = setup.plain_works(works)
         if setup.plain is None or not beside:
             return
-        self._starts += setup.plain.engines
-        folder = self._folder / f"{setup.id}-plain-{self._starts}" / "logs"
+        with self._lock:
+            self._starts += setup.plain.engines
+            folder = self._folder / f"{setup.id}-plain-{self._starts}" / "logs"
         session = EngineGroupSession(
-            setup.plain, setup.profile, self._environment, folder, progress=self._reporter.line
+            setup.plain,
+            setup.profile,
+            self._environment,
+            folder,
+            progress=self._reporter.line,
+            places=None if place is None else {"single": place},
         )
-        with session:
+        with self._known(session):
             record_cells(session, beside, recorder, self._reporter)
 
     def _perform(
-        self, setup: Setup, session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder
+        self,
+        setup: Setup,
+        session: EngineGroupSession,
+        works: Sequence[CellWork],
+        recorder: Recorder,
+        beside: Place | None = None,
     ) -> tuple[RunSummary, InfrastructureError | None]:
         """Send the requests, then judge and report. A failure of the engines leaves cells incomplete, and is returned
         with the summary."""
         died: InfrastructureError | None = None
         try:
-            self._ask_plain(setup, works, recorder)
+            self._ask_plain(setup, works, recorder, beside)
             record_cells(session, works, recorder, self._reporter)
         except InfrastructureError as error:
+            if self._ending:
+                # What engines answer that are being ended is no outcome.
+                raise
             died = error
         return judge_and_report(recorder.finish()), died
 
-    def _trial(self, trial: Trial, setup: Setup, session: EngineGroupSession, engines: Path) -> None:
+    def _trial(
+        self, trial: Trial, setup: Setup, session: EngineGroupSession, engines: Path, beside: Place | None = None
+    ) -> None:
         folder = self._folder / trial.mutant
         works = trial_works(trial, setup.profile, self._prepared.prompts, setup.group.cells)
         recorder = self._recorder(works, setup, folder, (trial.mutant,))
         begun = time.monotonic()
         session.switch(trial.mutant)
         try:
-            summary, died = self._perform(setup, session, works, recorder)
+            summary, died = self._perform(setup, session, works, recorder, beside)
         finally:
             session.switch()
         judgement = _of_group(summary.judgement, setup)
@@ -294,19 +374,6 @@ def expectation(trial: Trial) -> str:
     return f"{trial.damage} by {' or '.join(trial.checks)} in {where}{law}{clean}"
 
 
-def forecast_s(setups: Sequence[Setup], prepared: Prepared) -> float:
-    """Return the rough wall time of a self-test in seconds."""
-    total = 0.0
-    for setup in setups:
-        works = [w for t in setup.trials for w in trial_works(t, setup.profile, prepared.prompts, setup.group.cells)]
-        if setup.controlled:
-            works += setup.control
-        total += start_expected_s(setup.group) + sum(
-            setup.group.expected.request_s(w.cell.topology) * w.requests for w in works
-        )
-    return total
-
-
 def self_test(
     source: str,
     mutants: Sequence[str],
@@ -319,7 +386,7 @@ def self_test(
     """Try mutants on real engines, each with the method that it is listed with or with ``method``; return the result
     and its folder. The arguments are checked before any engine is started."""
     from harness.lab.selftest.report import write_selftest
-    from harness.lab.selftest.setups import make_setups, select_trials
+    from harness.lab.selftest.setups import make_setups, select_trials, setup_expected_s
 
     if bool(mutants) + quick + complete > 1:
         raise UsageError(
@@ -332,13 +399,14 @@ def self_test(
     setups = make_setups(trials, prepared.profile, prepared.prompts)
     environment = engines_for(prepared.profile, Plan((), tuple(s.group for s in setups)), engine_python)
     folder = new_folder(out, prepared.profile, "selftest")
-    seconds = forecast_s(setups, prepared)
+    executor = LocalExecutor() if prepared.profile.engine.device == "gpu" else None
+    seconds = sum(setup_expected_s(setup, prepared.prompts) for setup in setups)
     with Reporter(seconds) as reporter:
         reporter.line(
             f"{counted(len(trials), 'injected fault')} on {counted(sum(s.group.engines for s in setups), 'engine')}, "
             f"about {lasting(seconds)}"
         )
-        result = SelfTester(prepared, environment, folder, reporter).run(setups)
+        result = SelfTester(prepared, environment, folder, reporter).run(setups, executor)
     write_selftest(result, folder)
     point_latest(folder, "latest-selftest")
     return result, folder

@@ -9,7 +9,7 @@ from harness.errors import UsageError
 from harness.history.records import COLD
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.model import Borrowed, PromptChoice, Trial
-from harness.profiles.cells import Cell, EngineGroup
+from harness.profiles.cells import Cell, EngineGroup, start_expected_s
 from harness.profiles.load import load_profile
 from harness.profiles.methods import Method
 from harness.profiles.model import ROUTES, Profile, TopologyName
@@ -28,6 +28,8 @@ class Setup(NamedTuple):
     """Everything that any of the trials sends; sent first with all mutants disabled."""
     plain: EngineGroup | None = None
     """The plain engine, for trials in scenarios whose answers it alone knows; it gets no mutant."""
+    part: int = 0
+    """Which part of the trials that need these engines, from 1; 0 if it is all of them."""
 
     def plain_works(self, works: Sequence[CellWork]) -> list[CellWork]:
         """Return what the plain engine is asked beside such requests."""
@@ -45,8 +47,9 @@ class Setup(NamedTuple):
     @property
     def id(self) -> str:
         first = self.trials[0]
-        shared = self.controlled and len(self.trials) != 1 and first.engines is None
-        return self.group.id if shared else f"{self.group.id}-{first.mutant}"
+        shared = self.part or (self.controlled and len(self.trials) != 1 and first.engines is None)
+        number = f"-{self.part}" if self.part else ""
+        return f"{self.group.id}{number}" if shared else f"{self.group.id}-{first.mutant}"
 
 
 BY_PLAIN = "parameters"
@@ -165,6 +168,27 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
     return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
 
 
+def parted(setup: Setup, parts: int, prompts: PromptSet) -> list[Setup]:
+    """Divide the trials of a setup among engines of the same kind, in the same order."""
+    if not 1 < parts <= len(setup.trials):
+        return [setup]
+    out = []
+    for number in range(1, parts + 1):
+        trials = setup.trials[number - 1 :: parts]
+        control = _control(setup.group.cells, trials, setup.profile, prompts)
+        out.append(setup._replace(trials=trials, control=control, part=number))
+    return out
+
+
+def setup_expected_s(setup: Setup, prompts: PromptSet) -> float:
+    """Return the rough seconds that a setup takes, with the start of its engines."""
+    works = [w for t in setup.trials for w in trial_works(t, setup.profile, prompts, setup.group.cells)]
+    if setup.controlled:
+        works += setup.control
+    requests = sum(setup.group.expected.request_s(w.cell.topology) * w.requests for w in works)
+    return start_expected_s(setup.group) + requests
+
+
 def _own_profile(profile: Profile, trial: Trial) -> Profile:
     """Return the profile with what a trial needs of its engines."""
     own = trial.engines
@@ -227,10 +251,19 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     prefill = none if trials[0].mutant == "M10" else None
     by_plain = {s.id for s in own.scenarios if s.kind == BY_PLAIN}
     beside = kind != "none" and any(v.scenario in by_plain for t in trials for v in t.views)
-    plain = EngineGroup("single", none, (Cell("single", none),)) if beside and none is not None else None
-    group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
-    works = [w for t in trials for w in trial_works(t, own, prompts, cells)]
-    return Setup(group, own, tuple(trials), tuple(_union(cell, works) for cell in cells), plain)
+    plain = None
+    if beside and none is not None:
+        plain = EngineGroup("single", none, (Cell("single", none),), expected=own.expected)
+    group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill, expected=own.expected)
+    return Setup(group, own, tuple(trials), _control(cells, trials, own, prompts), plain)
+
+
+def _control(
+    cells: Sequence[Cell], trials: Sequence[Trial], profile: Profile, prompts: PromptSet
+) -> tuple[CellWork, ...]:
+    """Return everything that any of the trials sends."""
+    works = [w for t in trials for w in trial_works(t, profile, prompts, cells)]
+    return tuple(_union(cell, works) for cell in cells)
 
 
 def _union(cell: Cell, works: Sequence[CellWork]) -> CellWork:
