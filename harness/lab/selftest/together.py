@@ -19,7 +19,7 @@ MOST_PARTS = 6
 """Parts of a setup beyond which more starts of engines gain nothing."""
 
 
-class Together(NamedTuple):
+class Packed(NamedTuple):
     """Setups, and the jobs that they are for the scheduler."""
 
     setups: tuple[Setup, ...]
@@ -28,15 +28,15 @@ class Together(NamedTuple):
     """How long they take by simulation."""
 
 
-def best_parts(setups: Sequence[Setup], prompts: PromptSet, inventory: Inventory) -> Together:
+def best_parts(setups: Sequence[Setup], prompts: PromptSet, inventory: Inventory) -> Packed:
     """Return the setups with the largest in as many parts as make the self-test the shortest."""
     largest = max(setups, key=lambda setup: setup_expected_s(setup, prompts))
     tried = []
     for parts in range(1, MOST_PARTS + 1):
         whole = [p for s in setups for p in (parted(s, parts, prompts) if s is largest else [s])]
         jobs = tuple(_job(setup, prompts, inventory) for setup in whole)
-        tried.append(Together(tuple(whole), jobs, simulate(jobs, inventory.devices).makespan_s))
-    return min(tried, key=lambda together: together.seconds)
+        tried.append(Packed(tuple(whole), jobs, simulate(jobs, inventory.devices).makespan_s))
+    return min(tried, key=lambda packed: packed.seconds)
 
 
 def _job(setup: Setup, prompts: PromptSet, inventory: Inventory) -> Job:
@@ -52,7 +52,7 @@ def _job(setup: Setup, prompts: PromptSet, inventory: Inventory) -> Job:
 
 
 def run_together(
-    together: Together, inventory: Inventory, run: Callable[[Setup, Placement], None], end: Callable[[], None]
+    together: Packed, inventory: Inventory, run: Callable[[Setup, Placement], None], end: Callable[[], None]
 ) -> Mapping[str, str]:
     """Run setups, each in a thread, as many at a time as the devices allow; ``end`` makes those that run return soon.
     Return why setups were not run, by id.
