@@ -122,6 +122,7 @@ def _require_alone(engines: EngineOptions, from_run: Path | None) -> None:
         "--engine-python": engines.engine_python,
         "--engine-arg": engines.engine_arg,
         "--engine-env": engines.engine_env,
+        "--prefill-python": engines.prefill_python,
         "--from": from_run,
     }
     for option in (option for option, value in given.items() if value):

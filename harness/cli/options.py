@@ -161,6 +161,15 @@ PythonOption = Annotated[
         help="Interpreter whose vLLM is tested. Default: the one that runs harness.",
     ),
 ]
+PrefillPythonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-python",
+        metavar="PYTHON",
+        rich_help_panel=ENGINES,
+        help="Interpreter whose vLLM P is, such as the one before an upgrade. Default: that of the other engines.",
+    ),
+]
 EngineArgOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -276,12 +285,13 @@ class EngineOptions(NamedTuple):
     engine_python: PythonOption = None
     engine_arg: EngineArgOption = None
     engine_env: EngineEnvOption = None
+    prefill_python: PrefillPythonOption = None
 
     def flags(self) -> EngineFlags:
-        """Return what ``--engine-arg`` and ``--engine-env`` add. Raises UsageError for what is neither."""
+        """Return what is added to engines. Raises UsageError for an argument or a variable that is neither."""
         from harness.engines.flags import parse_flags
 
-        return parse_flags(self.engine_arg or [], self.engine_env or [])
+        return parse_flags(self.engine_arg or [], self.engine_env or [], self.prefill_python)
 
     def flags_for(self, prepared: Prepared) -> EngineFlags:
         """Return them for a run. Raises UsageError also for what the harness itself sets."""

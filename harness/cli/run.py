@@ -233,6 +233,7 @@ def run_command(
             "--engine-python": engines.engine_python,
             "--engine-arg": engines.engine_arg,
             "--engine-env": engines.engine_env,
+            "--prefill-python": engines.prefill_python,
             "--mutant": mutant,
             "--witness": witness,
             "--base-port": base_port,

@@ -12,7 +12,7 @@ from pydantic import Field
 from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.router_program import program
 from harness.errors import EnvironmentFault
-from harness.profiles.cells import Plan
+from harness.profiles.cells import SECOND_P, Plan, Role
 from harness.profiles.model import Profile
 from harness.supervision.server import full_environment
 from harness.util.extras import install_engines
@@ -56,6 +56,10 @@ print(json.dumps({
 """
 
 
+PREFILL_VLLM = "prefill_vllm"
+"""Name under which a run has the version of a P that is of another one."""
+
+
 class EngineEnvironment(Strict):
     """The versions and features found in an engine's Python."""
 
@@ -74,6 +78,14 @@ class EngineEnvironment(Strict):
     """Whether this vLLM has each interface that the harness relies on, found by searching its source files."""
     flags: EngineFlags = NO_FLAGS
     """What is added to the engines."""
+    prefill: EngineEnvironment | None = None
+    """That of P, if it is another one."""
+
+    def of(self, role: Role) -> EngineEnvironment:
+        """Return the environment of the engine of a role, with the same flags."""
+        if self.prefill is None or role not in ("prefill", SECOND_P):
+            return self
+        return self.prefill.model_copy(update={"flags": self.flags})
 
     @classmethod
     def unknown(cls, build: str) -> EngineEnvironment:
@@ -82,8 +94,8 @@ class EngineEnvironment(Strict):
         return cls(**names, vllm_build=build, torch=None, transformers=None, nixl=None)
 
     def has(self, surface: str) -> bool:
-        """Return whether the engine offers an interface; True for one that was not searched for."""
-        return self.surfaces.get(surface, True)
+        """Return whether all engines offer an interface; True for one that was not searched for."""
+        return self.surfaces.get(surface, True) and (self.prefill is None or self.prefill.has(surface))
 
     @property
     def openmp(self) -> Path | None:
@@ -93,9 +105,9 @@ class EngineEnvironment(Strict):
         return path if path.is_file() else None
 
 
-def inspect_environment(executable: str) -> EngineEnvironment:
+def inspect_environment(executable: str, option: str = "--engine-python") -> EngineEnvironment:
     """Ask ``executable`` for its versions. Raises EnvironmentFault when it is not a Python interpreter, does not
-    answer, or has no vllm."""
+    answer, or has no vllm, as the value of an option."""
     try:
         done = subprocess.run(
             [executable, "-c", _QUESTION],
@@ -107,29 +119,29 @@ def inspect_environment(executable: str) -> EngineEnvironment:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentFault(
-            f"--engine-python {executable}: expected a Python interpreter with vllm, but it could not be run ({error})"
+            f"{option} {executable}: expected a Python interpreter with vllm, but it could not be run ({error})"
         ) from error
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise EnvironmentFault(
-            f"--engine-python {executable}: expected a Python interpreter with vllm, but asking it for versions ended "
+            f"{option} {executable}: expected a Python interpreter with vllm, but asking it for versions ended "
             f"with exit status {done.returncode}: {last[0]}"
         ) from error
     if answer["vllm"] is None:
         raise EnvironmentFault(
-            f"--engine-python {executable}: expected vllm to be installed there, found Python {answer['python']} "
+            f"{option} {executable}: expected vllm to be installed there, found Python {answer['python']} "
             f"without it; {install_engines(executable)}, or give another interpreter"
         )
     return EngineEnvironment(executable=executable, **answer)
 
 
-def need_build(environment: EngineEnvironment, device: str) -> None:
+def need_build(environment: EngineEnvironment, device: str, option: str = "--engine-python") -> None:
     """Raise EnvironmentFault unless vLLM, and torchvision beside it, are built for the profile's devices."""
     if environment.vllm_build != device:
         raise EnvironmentFault(
-            f"--engine-python {environment.executable}: expected a vLLM built for {device.upper()} engines, found one "
+            f"{option} {environment.executable}: expected a vLLM built for {device.upper()} engines, found one "
             f"for {environment.vllm_build.upper()}s; install the extra `{device}` of this project, or use a profile "
             f"with engine.device {environment.vllm_build}"
         )
@@ -142,11 +154,11 @@ def need_build(environment: EngineEnvironment, device: str) -> None:
         )
 
 
-def need_nixl(environment: EngineEnvironment) -> None:
+def need_nixl(environment: EngineEnvironment, option: str = "--engine-python") -> None:
     """Raise EnvironmentFault when NIXL, which P/D cells need, is not installed."""
     if environment.nixl is None:
         raise EnvironmentFault(
-            f"--engine-python {environment.executable}: P/D cells need the package nixl, found none; install the "
+            f"{option} {environment.executable}: P/D cells need the package nixl, found none; install the "
             "extra `cpu` or `gpu` of this project, or select cells with --cell 'single-*'"
         )
 
@@ -155,11 +167,16 @@ def engines_for(
     profile: Profile, plan: Plan, engine_python: str | None, flags: EngineFlags = NO_FLAGS
 ) -> EngineEnvironment:
     """Return the environment of the engines. Raises EnvironmentFault when it lacks what the plan needs."""
-    environment = inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
-    need_build(environment, profile.engine.device)
+    own, option = flags.prefill_python, "--prefill-python"
+    prefill = inspect_environment(own, option) if own is not None else None
+    environment = inspect_environment(engine_python or sys.executable)
+    environment = environment.model_copy(update={"flags": flags, "prefill": prefill})
     nixl = any(part.engine.by_nixl for part in profile.written_parts)
-    if nixl and any(g.topology == "pd" for g in plan.groups):
-        need_nixl(environment)
+    for given, found in (("--engine-python", environment), (option, prefill)):
+        if found is not None:
+            need_build(found, profile.engine.device, given)
+            if nixl and any(g.topology == "pd" for g in plan.groups):
+                need_nixl(found, given)
     if any(c.routed for g in plan.groups for c in g.cells):
         program()
     return environment
@@ -167,9 +184,11 @@ def engines_for(
 
 def versions(environment: EngineEnvironment) -> dict[str, str | None]:
     """Return the versions to record with a run."""
+    of_p = {} if environment.prefill is None else {PREFILL_VLLM: environment.prefill.vllm}
     return {
         "harness": __version__,
         "vllm": environment.vllm,
+        **of_p,
         "vllm_build": environment.vllm_build,
         "torch": environment.torch,
         "transformers": environment.transformers,

@@ -36,6 +36,8 @@ class EngineFlags(Strict):
 
     arguments: tuple[Flag, ...] = ()
     variables: tuple[Flag, ...] = ()
+    prefill_python: str | None = None
+    """The interpreter whose vLLM P is; None for that of the other engines."""
 
     def argv(self, role: Role) -> list[str]:
         """Return the arguments for an engine of a role."""
@@ -49,9 +51,10 @@ class EngineFlags(Strict):
     def options(self) -> tuple[str, ...]:
         """The options of the command line that gave them, in one word each and without secrets."""
         named = (("--engine-arg", self.arguments), ("--engine-env", self.variables))
-        return redact.words(
-            [f"{option}={f.role + ':' if f.role else ''}{f.text}" for option, flags in named for f in flags]
-        )
+        words = [f"{option}={f.role + ':' if f.role else ''}{f.text}" for option, flags in named for f in flags]
+        if self.prefill_python is not None:
+            words.append(f"--prefill-python={self.prefill_python}")
+        return redact.words(words)
 
     def require_free(self, role: Role, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Raise UsageError for a flag that the harness sets for this engine itself."""
@@ -73,6 +76,11 @@ class EngineFlags(Strict):
 
     def require_engines(self, roles: Collection[Role]) -> None:
         """Raise UsageError for a flag of a role that no engine has: nothing would be under test."""
+        if self.prefill_python is not None and "prefill" not in roles:
+            raise UsageError(
+                f"--prefill-python {self.prefill_python}: none of the chosen cells has a P; choose cells with --cell "
+                "'pd-*', or give --engine-python"
+            )
         for flag in (*self.arguments, *self.variables):
             if flag.role is not None and flag.role not in roles:
                 raise UsageError(
@@ -85,9 +93,11 @@ class EngineFlags(Strict):
 NO_FLAGS = EngineFlags()
 
 
-def parse_flags(arguments: Sequence[str], variables: Sequence[str]) -> EngineFlags:
-    """Return what ``--engine-arg`` and ``--engine-env`` ask for. Raises UsageError for what is neither."""
+def parse_flags(arguments: Sequence[str], variables: Sequence[str], prefill_python: str | None = None) -> EngineFlags:
+    """Return what ``--engine-arg``, ``--engine-env`` and ``--prefill-python`` ask for. Raises UsageError for arguments
+    and variables that are neither."""
     return EngineFlags(
+        prefill_python=prefill_python,
         arguments=tuple(_flag("--engine-arg", text, _ARGUMENT, "--NAME or --NAME=VALUE") for text in arguments),
         variables=tuple(_flag("--engine-env", text, _VARIABLE, "NAME=VALUE") for text in variables),
     )
@@ -106,7 +116,7 @@ def require_same_flags(recorded: Sequence[str], given: EngineFlags, run: str) ->
 
 
 def _shown(options: Sequence[str]) -> str:
-    return shlex.join(options) if options else "no --engine-arg and no --engine-env"
+    return shlex.join(options) if options else "none of --engine-arg, --engine-env and --prefill-python"
 
 
 def _flag(option: str, text: str, shape: re.Pattern[str], what: str) -> Flag:

@@ -69,6 +69,7 @@ class Launcher:
         """Build the command of an engine; its ports are picked on the machine where it will run."""
         # vLLM 0.32 listens on the first side channel only; earlier versions on one per rank, from the first on.
         ranks = self._profile.engine.devices_of(role)
+        environment = environment.of(role)
         port, *side_channel = place.ports(1 if role == "single" else 1 + ranks)
         return build_command(
             self._profile,

@@ -32,7 +32,8 @@ def plain_cell(text: str, most: int = 300) -> str:
 
 def versions_in_words(versions: Mapping[str, str | None]) -> str:
     """Return the versions that matter most, as far as they are known."""
-    return ", ".join(f"{k} {v}" for k, v in versions.items() if v and k in ("vllm", "torch", "nixl"))
+    names = {"vllm": "vllm", "prefill_vllm": "vllm of P", "torch": "torch", "nixl": "nixl"}
+    return ", ".join(f"{names[k]} {v}" for k, v in versions.items() if v and k in names)
 
 
 def code(text: str) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from harness.commands.baseline import accept
+from harness.engines import environment
 from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
-from harness.errors import UsageError
+from harness.errors import EnvironmentFault, UsageError
+from harness.history.engine_interfaces import PER_REQUEST
 from harness.history.identity import identity_of
 from harness.judging.checks.registry import judge
 from harness.profiles.load import load_profile
+from harness.reports.markdown import versions_in_words
 from harness.reports.next_steps import repro_line
 from harness.runner.run import require_free
 from harness.workload.prepare import prepare
@@ -135,3 +138,44 @@ def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypat
     monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: flagged)
     with pytest.raises(UsageError, match=r"expected --baselines DIR, .* with --engine-arg=--my-flag"):
         accept(tmp_path, None, None, None)
+
+
+OLDER = ENVIRONMENT.model_copy(
+    update={"executable": "/older/bin/python", "prefix": "/older", "vllm": "0.31.0", "surfaces": {PER_REQUEST: False}}
+)
+
+
+def test_p_may_be_of_another_vllm(monkeypatch):
+    flags = parse_flags(["--x"], [], "/older/bin/python")
+    found = {"/older/bin/python": OLDER}
+    monkeypatch.setattr(environment, "inspect_environment", lambda python, *_: found.get(python, ENVIRONMENT))
+    prepared = prepare("cpu", ["pd-none"])
+    both = environment.engines_for(prepared.profile, prepared.plan, None, flags)
+    assert [both.of(role).vllm for role in ("prefill", "second-prefill", "decode", "single")] == [
+        "0.31.0",
+        "0.31.0",
+        "0.32.0",
+        "0.32.0",
+    ]
+    assert both.of("prefill").flags.argv("prefill") == ["--x"]
+    assert not both.has(PER_REQUEST) and both.of("decode").surfaces.get(PER_REQUEST, True)
+    versions = environment.versions(both)
+    assert versions_in_words(versions).startswith("vllm 0.32.0, vllm of P 0.31.0")
+    assert "prefill_vllm" not in environment.versions(ENVIRONMENT)
+    assert flags.options == ("--engine-arg=--x", "--prefill-python=/older/bin/python")
+
+
+def test_a_p_without_nixl_or_of_another_build_is_refused(monkeypatch):
+    prepared = prepare("cpu", ["pd-none"])
+    for changed, words in (({"nixl": None}, "need the package nixl"), ({"vllm_build": "gpu"}, "built for CPU engines")):
+        of_p = OLDER.model_copy(update=changed)
+        monkeypatch.setattr(
+            environment, "inspect_environment", lambda _, option="", p=of_p: p if option else ENVIRONMENT
+        )
+        with pytest.raises(EnvironmentFault, match=f"/older/bin/python: .*{words}"):
+            environment.engines_for(prepared.profile, prepared.plan, None, parse_flags([], [], "x"))
+
+
+def test_another_p_needs_cells_with_one():
+    with pytest.raises(UsageError, match="--prefill-python x: none of the chosen cells has a P"):
+        require_free(prepare("cpu", ["single-none"]), parse_flags([], [], "x"))
