@@ -31,10 +31,14 @@ trap 'stopped=yes; [ -z "$current" ] || kill -TERM "$current"' TERM INT
 # into PROFILE: the options that let `baseline record` write where runs look; a dry run leaves the shipped ones alone.
 into() { [ "$device" = gpu ] || printf '%s\n' --baselines "$work/baselines"; }
 
-# on_this_machine PROFILE: its name, or the file of a profile that extends it.
+# on_this_machine PROFILE: its name, or the file of a profile that extends it, in a dry run with a prompt of each stratum.
 on_this_machine() {
-  if [ -z "${ENGINE:-}" ]; then printf '%s' "$1"; return; fi
-  printf 'extends: %s\nname: %s\nengine: %s\n' "$1" "$1" "$ENGINE" >"$work/$1.yaml"
+  if [ "$device" = gpu ] && [ -z "${ENGINE:-}" ]; then printf '%s' "$1"; return; fi
+  {
+    printf 'extends: %s\nname: %s\n' "$1" "$1"
+    [ -z "${ENGINE:-}" ] || printf 'engine: %s\n' "$ENGINE"
+    [ "$device" = gpu ] || printf 'workload: {per_stratum: 1, text_prompts: 0}\n'
+  } >"$work/$1.yaml"
   printf '%s' "$work/$1.yaml"
 }
 
