@@ -355,9 +355,11 @@ declare(
 )
 def _n52(original: Any, active: Active, self: Any, block_ids: Any, dst_num_blocks: int, *args: Any, **more: Any) -> Any:
     own = self.num_blocks
-    if active() and dst_num_blocks != own and more.get("region_num_blocks"):
+    if active() and dst_num_blocks != own:
         active.fired()
-        dst_num_blocks, more = own, {**more, "region_num_blocks": self.dst_region_num_blocks[self.engine_id]}
+        dst_num_blocks = own
+        if more.get("region_num_blocks"):
+            more["region_num_blocks"] = self.dst_region_num_blocks[self.engine_id]
     return original(self, block_ids, dst_num_blocks, *args, **more)
 
 
