@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 windows=gpu-layouts states=gpu-hybrid cells=() few=() alone=(--cell 'single-*') limits=(240 480 240 480)
 if [ "$device" = cpu ]; then
   windows=cpu-layouts states=cpu-hybrid cells=(--cell single-none) few=(--scenario cold)
-  alone=(--cell single-none) limits=(60 60 60 60)
+  alone=(--cell single-none) limits=(80 60 80 60)
 fi
 mapfile -t into < <(into)
 step record-windows "${limits[0]}" baseline record --profile "$windows" "${alone[@]}" "${into[@]}"

@@ -10,7 +10,7 @@ usual=(--cell '*+usual') invariant=(--cell '*+invariant') alone=(--cell 'single-
 if [ "$device" = cpu ]; then
   # The twin of batch-invariant kernels is the same engine: CPU engines have one kind of kernels.
   whole=smollm2 crowds=smollm2 cells=(--cell single-none) few=(--scenario cold) beside=(--scenario concurrent)
-  usual=(--cell single-none) invariant=(--cell single-none) alone=(--cell single-none) limits=(60 60 60 60 60)
+  usual=(--cell single-none) invariant=(--cell single-none) alone=(--cell single-none) limits=(80 50 80 45 45)
 fi
 mapfile -t into < <(into)
 step record "${limits[0]}" baseline record --profile "$whole" "${alone[@]}" "${into[@]}"
