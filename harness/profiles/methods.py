@@ -178,9 +178,9 @@ class _Speculative(Strict):
                 f"prefill_num_speculative_tokens: expected at least 1 with {listed(named, 'and')}, found 0, with which "
                 "P has no drafter; leave one of them out"
             )
-        if self.prefill_drafter is not None and self.drafter is None:
+        if self.prefill_drafter is not None and self.traits.drafter == "none":
             raise ValueError(
-                f"prefill_drafter: expected none, since {self.kind} has no drafter of its own on D, found "
+                f"prefill_drafter: expected none, since {self.vllm_method} drafts without a model, found "
                 f"{self.prefill_drafter}; leave it out"
             )
         try:

@@ -118,7 +118,10 @@ def test_p_drafts_with_its_own_drafter_number_and_configuration():
         ),
         ({"prefill_speculative_config": {"method": "custom_class"}}, "runs code"),
         ({"prefill_speculative_config": {"model": "models/other"}}, "expected no model"),
-        ({"kind": "mtp", "drafter": None, "prefill_drafter": "models/other"}, "has no drafter of its own on D"),
+        (
+            {"kind": "ngram", "drafter": None, "speculative_config": {}, "prefill_drafter": "models/other"},
+            "drafts without a model",
+        ),
     ],
 )
 def test_what_p_cannot_have_is_refused(given, words):
