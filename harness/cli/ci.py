@@ -23,6 +23,10 @@ ci_app = typer.Typer(
 )
 
 
+_SMOKE_MINUTES = 60
+"""Expected minutes up to which the smoke stage is one step."""
+
+
 class SplitOptions(NamedTuple):
     """What is split into parts, and how."""
 
@@ -75,15 +79,23 @@ def buildkite(
             help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all."
         ),
     ] = None,
+    smoke: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="Run and judge this profile first, and start the parts only if it passes."
+        ),
+    ] = None,
 ) -> None:
     """Print the pipeline of all parts and the verdict as JSON.
 
     Pass it to `buildkite-agent pipeline upload --no-interpolation`.
     """
+    from harness.commands.ci.plan import split_run
     from harness.commands.ci.systems import buildkite_pipeline
 
     last = verdict_queue or ("default" if "{gpus}" in queue else queue)
-    print(json.dumps(buildkite_pipeline(of.split(), queue, last)))
+    gate = split_run(smoke, minutes=_SMOKE_MINUTES) if smoke is not None else None
+    print(json.dumps(buildkite_pipeline(of.split(), queue, last, gate)))
 
 
 @ci_app.command("engines")

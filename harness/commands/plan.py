@@ -62,6 +62,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
             console.print(line, highlight=False, soft_wrap=True)
     for cell, reason in excluded_cells(profile).items():
         console.print(f"left out: {cell}: {reason}", highlight=False, soft_wrap=True)
+    for cell, reason in prepared.lacking.items():
+        console.print(f"cannot run: {cell}: {reason}", highlight=False, soft_wrap=True)
     found = sensitivity(prepared)
     console.print(_seen(found, effect_points))
     for line in _words(found, prepared):

@@ -73,7 +73,8 @@ WORKING_GIB = 2.0
 def gpu_engine_gib(profile: Profile, role: str) -> float | None:
     """Return the GiB of weights, KV and working space on each GPU of an engine, with the largest of the drafters; None
     if the weights are not on this machine."""
-    drafters = [m.drafter for m in profile.methods if m.drafter is not None]
+    named = [d for m in profile.methods for d in (m.drafter, m.prefill_drafter if role == "prefill" else None)]
+    drafters = [d for d in named if d is not None]
     target, *others = [_weights_gib(folder_of(model)) for model in (profile.target, *drafters)]
     if target is None or any(gib is None for gib in others):
         return None

@@ -195,7 +195,9 @@ class Sensitivity(NamedTuple):
 def sensitivity(prepared: Prepared) -> Sensitivity:
     """Return the power of the prepared run, using the profile's baselines where they exist."""
     found = lookups_now(prepared, None)
-    rows = tuple(row for work in prepared.works for row in _rows(prepared, work, found))
+    # Of a variant that cannot run there are no prompts.
+    works = [work for work in prepared.works if work.cell.variant in prepared.sets]
+    rows = tuple(row for work in works for row in _rows(prepared, work, found))
     # Without re-scoring, answers can only part from the baseline.
     columns = len(COLUMNS) if prepared.rescores else 1
     return Sensitivity(prepared.profile.judging, rows, _together(prepared), columns, _drafting(prepared))

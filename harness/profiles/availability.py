@@ -25,6 +25,7 @@ from harness.profiles.model_reference import (
     UnresolvedModel,
     UnresolvedPackage,
     described_in,
+    on_p_role,
 )
 
 
@@ -53,8 +54,11 @@ def models_of(profile: NamesModels, method: Method) -> dict[str, ModelPath | Non
 
 
 def given_models(profile: NamesModels) -> dict[str, Given | None]:
-    """Return the models of a profile by role: target, tokenizer, or the kind of a method."""
-    return {TARGET: profile.target, TOKENIZER: profile.tokenizer} | {m.kind: m.drafter for m in profile.methods}
+    """Return the models of a profile by role: target, tokenizer, or the kind of a method, with ``on P`` where P has a
+    drafter of its own."""
+    drafters = {m.kind: m.drafter for m in profile.methods}
+    on_p = {on_p_role(m.kind): m.prefill_drafter for m in profile.methods if m.prefill_drafter is not None}
+    return {TARGET: profile.target, TOKENIZER: profile.tokenizer} | drafters | on_p
 
 
 def references_of(profile: NamesModels) -> dict[str, ModelReference]:
@@ -93,7 +97,7 @@ def made_later(profile: NamesModels) -> set[str]:
 def reason_for(profile: NamesModels, kind: str) -> str | None:
     """Return which missing model keeps a method of a localised profile from running, or None."""
     missing = unavailable(profile)
-    return next((missing[role] for role in (TARGET, TOKENIZER, kind) if role in missing), None)
+    return next((missing[role] for role in (TARGET, TOKENIZER, kind, on_p_role(kind)) if role in missing), None)
 
 
 def localise(profile: _P, name: str = "", hub: Hub | None = None) -> _P:
@@ -120,10 +124,14 @@ def localise(profile: _P, name: str = "", hub: Hub | None = None) -> _P:
     folders = {role: folder for role, (folder, _) in found.items()}
     sources = profile.sources | {role: source for role, (_, source) in found.items() if source is not None}
     changes: dict[str, Any] = {r: folders[r] for r in (TARGET, TOKENIZER) if r in folders}
-    methods = tuple(
-        m.model_copy(update={"drafter": folders[m.kind]}) if m.kind in folders else m for m in profile.methods
-    )
+    methods = tuple(_with_folders(m, folders) for m in profile.methods)
     return profile.model_copy(update={**changes, "methods": methods, "sources": sources})
+
+
+def _with_folders(method: Method, folders: Mapping[str, Given]) -> Method:
+    roles = {"drafter": method.kind, "prefill_drafter": on_p_role(method.kind)}
+    found = {name: folders[role] for name, role in roles.items() if role in folders}
+    return method.model_copy(update=found) if found else method
 
 
 def _of_hub(reference: ModelReference, found: Path | str) -> tuple[Given, Source | None]:

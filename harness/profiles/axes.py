@@ -14,7 +14,7 @@ VARIABLE = frozenset(
 )
 """Keys of a profile that the values of an axis may set."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-MODEL_KEYS = frozenset({"target", "tokenizer", "drafter"})
+MODEL_KEYS = frozenset({"target", "tokenizer", "drafter", "prefill_drafter"})
 """Keys of a profile whose values are models: a path, or a name on the hub."""
 PATH_KEYS = MODEL_KEYS | {"prompts", "baselines", "known_defects"}
 """Keys of a profile whose values are paths."""

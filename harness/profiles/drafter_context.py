@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from harness.profiles.engine_config import EngineConfig
 from harness.profiles.kv_layout import config_in
 from harness.profiles.methods import Method
 from harness.profiles.model import Profile
-from harness.profiles.model_reference import described_in
+from harness.profiles.model_reference import described_in, on_p_role
 
 
 class ShortDrafter(NamedTuple):
@@ -31,15 +32,19 @@ class ShortDrafter(NamedTuple):
 
 def short_drafters(profile: Profile) -> list[ShortDrafter]:
     """Return the methods whose drafters have a shorter context than the engines have, in vLLM 0.32.0's model runner V1.
-    V2 takes the target's."""
-    if profile.engine.model_runner == "V2":
-        return []
-    found = (_short(method, profile.engine.max_model_len) for method in profile.methods)
-    return [short for short in found if short is not None]
+    V2 takes the target's. Those of P that end elsewhere than D's are called by ``on P``."""
+    found = {m.kind: _short(m, profile.engine.of("decode"), m.kind) for m in profile.methods}
+    own = []
+    for method in profile.methods if "pd" in profile.topologies else ():
+        on_p = _short(method.on_prefill, profile.engine.of("prefill"), on_p_role(method.kind))
+        d = found[method.kind]
+        own += [on_p] if on_p is not None and (d is None or d.tokens != on_p.tokens) else []
+    return [short for short in found.values() if short is not None] + own
 
 
-def _short(method: Method, engine_tokens: int) -> ShortDrafter | None:
-    if method.traits.drafter == "none":
+def _short(method: Method, engine: EngineConfig, name: str) -> ShortDrafter | None:
+    engine_tokens = engine.max_model_len
+    if engine.model_runner == "V2" or method.traits.drafter == "none":
         return None
     own = config_in(described_in(method.drafter)) if method.drafter is not None else {}
     limits = {
@@ -51,7 +56,7 @@ def _short(method: Method, engine_tokens: int) -> ShortDrafter | None:
     room = method.draft_tokens + method.traits.bonus_slot
     if shortest is None or shortest[0] >= engine_tokens:
         return None
-    return ShortDrafter(method.kind, max(0, shortest[0] - room), f"{shortest[1]}, {shortest[0]}", engine_tokens)
+    return ShortDrafter(name, max(0, shortest[0] - room), f"{shortest[1]}, {shortest[0]}", engine_tokens)
 
 
 def _positions(config: Mapping[str, Any]) -> int | None:

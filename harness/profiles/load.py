@@ -217,7 +217,10 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
     References to the hub and models in packages are checked where they are looked up.
     """
     models = {"target": profile.target} | {
-        f"drafter of {m.kind}": m.drafter for m in profile.methods if m.drafter is not None
+        name: drafter
+        for m in profile.methods
+        for name, drafter in ((f"drafter of {m.kind}", m.drafter), (f"drafter of {m.kind} on P", m.prefill_drafter))
+        if drafter is not None
     }
     for role, model in models.items():
         # One that was looked up says why it has none where it is used.
@@ -257,4 +260,6 @@ def called(source: Path) -> str:
 def _model_problems(profile: Profile) -> Iterator[str]:
     """Yield why the models of a plain profile must not be loaded, as far as they are on this machine."""
     for method in profile.methods:
-        yield from remote_code.problems(models_of(profile, method))
+        yield from dict.fromkeys(
+            p for m in (method, method.on_prefill) for p in remote_code.problems(models_of(profile, m))
+        )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationError, model_validator
 
 from harness.profiles.engine_args import not_plain
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelPath, local_folder
+from harness.util.invalid_data import describe_validation_error
 from harness.util.strict import Strict
+from harness.util.text import listed
 
 _K = "num_speculative_tokens"
 MOST_DRAFTS = 64
@@ -102,6 +104,10 @@ class NoSpeculation(Strict):
         return None
 
     @property
+    def prefill_drafter(self) -> None:
+        return None
+
+    @property
     def on_prefill(self) -> Self:
         """The method as P is started with it."""
         return self
@@ -137,14 +143,52 @@ class _Speculative(Strict):
     kind: str
     drafter: ModelPath | None
     num_speculative_tokens: int = Field(default=3, ge=1, le=16)
-    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=16)
-    """Drafts per step on P, which drafts nothing that counts but has the drafter's KV to compute; None: as on D."""
+    prefill_num_speculative_tokens: int | None = Field(default=None, ge=0, le=16)
+    """Drafts per step on P, which drafts nothing that counts but has the drafter's KV to compute; None: as on D, 0: P
+    has no drafter."""
+    prefill_drafter: ModelPath | None = None
+    """P's drafter, if it is another one than D's."""
+    prefill_speculative_config: dict[str, Any] = Field(default_factory=dict)
+    """Keys of vLLM's configuration that P has instead of D's, or beside them."""
+
+    def __hash__(self) -> int:
+        # A configuration has no hash.
+        return hash((self.kind, self.drafter, self.num_speculative_tokens))
 
     @property
-    def on_prefill(self) -> Self:
+    def on_prefill(self) -> Method:
         """The method as P is started with it."""
-        drafts = self.prefill_num_speculative_tokens
-        return self if drafts is None else self.model_copy(update={_K: drafts})
+        if self.prefill_num_speculative_tokens == 0:
+            return NoSpeculation(kind="none")
+        drafts, drafter = self.prefill_num_speculative_tokens, self.prefill_drafter
+        changes: dict[str, Any] = {_K: drafts} if drafts is not None else {}
+        changes |= {"drafter": drafter} if drafter is not None else {}
+        mine = cast("Method", self.model_copy(update=changes) if changes else self)
+        if not self.prefill_speculative_config:
+            return mine
+        config = {"method": mine.vllm_method, **mine.given_config, **self.prefill_speculative_config}
+        own = {"kind": self.kind, "drafter": mine.drafter, _K: mine.draft_tokens, "speculative_config": config}
+        return OtherMethod.model_validate(own)
+
+    @model_validator(mode="after")
+    def _p_makes_sense(self) -> Self:
+        given = {"prefill_drafter": self.prefill_drafter, "prefill_speculative_config": self.prefill_speculative_config}
+        if self.prefill_num_speculative_tokens == 0 and (named := [name for name, value in given.items() if value]):
+            raise ValueError(
+                f"prefill_num_speculative_tokens: expected at least 1 with {listed(named, 'and')}, found 0, with which "
+                "P has no drafter; leave one of them out"
+            )
+        if self.prefill_drafter is not None and self.traits.drafter == "none":
+            raise ValueError(
+                f"prefill_drafter: expected none, since {self.vllm_method} drafts without a model, found "
+                f"{self.prefill_drafter}; leave it out"
+            )
+        try:
+            # What P may not have is refused as for D.
+            _ = self.on_prefill
+        except ValidationError as error:
+            raise ValueError(f"prefill_speculative_config: {describe_validation_error(error)}") from error
+        return self
 
     @property
     def draft_tokens(self) -> int:
@@ -211,7 +255,7 @@ class OtherMethod(_Speculative):
     """The drafter's model; None for a method without one."""
     num_speculative_tokens: int = Field(ge=1, le=MOST_DRAFTS)
     """k: the most drafts of a step."""
-    prefill_num_speculative_tokens: int | None = Field(default=None, ge=1, le=MOST_DRAFTS)
+    prefill_num_speculative_tokens: int | None = Field(default=None, ge=0, le=MOST_DRAFTS)
     speculative_config: dict[str, Any]
     """Further keys for vLLM, as it names them. ``method`` may be left out where the name is one of vLLM's."""
 
@@ -263,10 +307,6 @@ class OtherMethod(_Speculative):
             yield f"expected `drafter`, the model of {self.kind}, which {method} needs, found none"
         if self.traits.drafter == "none" and self.drafter is not None:
             yield f"expected no `drafter`, since {method} drafts without a model, found {self.drafter}; leave it out"
-
-    def __hash__(self) -> int:
-        # A configuration has no hash.
-        return hash((self.kind, self.drafter, self.num_speculative_tokens))
 
     @property
     def vllm_method(self) -> str:

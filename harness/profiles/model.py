@@ -318,8 +318,10 @@ class Profile(Strict):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether GPU engines use kernels whose results do not depend on the batch, as the bitwise tier asks for."""
-        return self.engine.device == "gpu" and self.judging.tier == "bitwise"
+        """Whether GPU engines use kernels whose results do not depend on the batch, as the bitwise tier asks for, or
+        as ``engine.env`` says."""
+        said = self.engine.env.get("VLLM_BATCH_INVARIANT", "1" if self.judging.tier == "bitwise" else "0")
+        return self.engine.device == "gpu" and said == "1"
 
     @property
     def tokenizer_folder(self) -> Path:

@@ -26,6 +26,11 @@ Form = Literal["llama", "qwen2"]
 """The architecture that a converted folder declares."""
 
 
+def on_p_role(kind: str) -> str:
+    """Return the role of P's own drafter for a method, beside that of D's, which is the method's name."""
+    return f"{kind} on P"
+
+
 class ModelReference(Strict):
     """A model by name: ``{repo: org/name, revision: main, commit: 40 hex digits}``."""
 

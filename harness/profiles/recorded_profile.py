@@ -18,7 +18,7 @@ from harness.profiles.engine_args import PIPELINE, parallel_size
 from harness.profiles.engine_config import TensorParallel
 from harness.profiles.methods import Traits, traits_of
 from harness.profiles.model import Judging, Profile
-from harness.profiles.model_reference import TARGET, TOKENIZER
+from harness.profiles.model_reference import TARGET, TOKENIZER, on_p_role
 from harness.profiles.scenarios import Scenario
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -223,7 +223,8 @@ class RecordedProfile(NamedTuple):
     def _given(self) -> dict[str, Any]:
         """The models as the profile names them, by role."""
         drafters = {str(m.get("kind")): m.get("drafter") for m in self._methods}
-        return {role: self.data.get(role) for role in (TARGET, TOKENIZER)} | drafters
+        on_p = {on_p_role(str(m.get("kind"))): m["prefill_drafter"] for m in self._methods if m.get("prefill_drafter")}
+        return {role: self.data.get(role) for role in (TARGET, TOKENIZER)} | drafters | on_p
 
     @property
     def _sources(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from harness.profiles.model_reference import Given as Model
 from harness.profiles.model_reference import PackagedModel, code_of, folder_of, lacking_code
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_MODEL_KEYS = ("target", "tokenizer", "drafter")
+_MODEL_KEYS = ("target", "tokenizer", "drafter", "prefill_drafter")
 
 Given = Model | None
 

@@ -18,6 +18,7 @@ from dockerfile_parse import DockerfileParser
 from harness.commands.ci.plan import SETUP_MINUTES, split_run
 from harness.commands.ci.systems import buildkite_pipeline, github_matrix
 from harness.errors import UsageError
+from harness.profiles.availability import references_of
 from harness.profiles.cells import CellName, all_cells
 from harness.profiles.load import read_profile, shipped_profile_names
 from harness.util.paths import REPOSITORY
@@ -199,13 +200,13 @@ def test_nothing_is_tried_again_and_no_step_of_buildkite_fails_softly():
 
 def test_no_job_of_github_fails_softly_and_the_verdict_is_always_made():
     jobs = load(WORKFLOW)["jobs"]
-    assert set(jobs) == {"plan", "part", "verdict", "audit"}
+    assert set(jobs) == {"plan", "smoke", "part", "verdict", "audit"}
     assert not any("continue-on-error" in job for job in jobs.values())
     softly = [s["name"] for job in jobs.values() for s in job["steps"] if "continue-on-error" in s]
     assert softly == ["Fetch the parts"]
     assert jobs["part"]["strategy"]["fail-fast"] is False
     assert jobs["verdict"]["if"] == "always()" and jobs["verdict"]["needs"] == ["plan", "part"]
-    for name in ("part", "verdict"):
+    for name in ("smoke", "part", "verdict"):
         assert jobs[name]["steps"][-1]["if"] == "always()"
 
 
@@ -213,6 +214,75 @@ def test_workflow_uses_all_that_the_matrix_says_and_nothing_else():
     entries = github_matrix(split_run("cpu"))["include"]
     used = set(re.findall(r"\bmatrix\.(\w+)", WORKFLOW.read_text()))
     assert all(set(e) == used for e in entries)
+
+
+def test_the_smoke_stage_is_a_real_model_without_a_hub_in_five_minutes_on_two_gpus():
+    (step,) = split_run("smollm2-gpu-quick", minutes=60).steps
+    assert step.gpus == 2 and step.expected_s <= 300
+    assert not any(references_of(p) for p in read_profile("smollm2-gpu-quick").written_parts)
+
+
+def test_no_part_starts_before_the_smoke_stage_has_passed():
+    first, *parts, last = buildkite_pipeline(
+        split_run("gpu"), "gpu-{gpus}", "small", split_run("smollm2-gpu-quick", minutes=60)
+    )["steps"]
+    assert first["key"] == "smoke-part-1" and first["env"]["HARNESS_SMOKE"] == "true"
+    assert first["env"]["HARNESS_PROFILE"] == "smollm2-gpu-quick" and first["agents"] == {"queue": "gpu-2"}
+    # Not below the names that are merged.
+    assert first["artifact_paths"] == ["reports/smoke-part-1/**/*"]
+    assert first["soft_fail"] is False
+    assert all(p["depends_on"] == ["smoke-part-1"] for p in parts)
+    assert [d["step"] for d in last["depends_on"]] == [p["key"] for p in parts]
+    jobs = load(WORKFLOW)["jobs"]
+    assert jobs["part"]["needs"] == ["plan", "smoke"] and "needs.smoke.result" in jobs["part"]["if"]
+    assert jobs["smoke"]["needs"] == "plan"
+    judged = [s for s in jobs["smoke"]["steps"] if s.get("run") == "ci/part.sh"]
+    assert [s["env"]["HARNESS_SMOKE"] for s in judged] == ["true"] and "secrets" not in str(judged)
+
+
+def test_steps_behind_a_smoke_stage_are_valid_by_buildkites_own_schema(tmp_path):
+    path = tmp_path / "pipeline.json"
+    path.write_text(harness("ci", "buildkite", "--profile", "gpu", "--smoke", "smollm2-gpu-quick").output)
+    done = program("check-jsonschema", "--builtin-schema", SCHEMAS[BOOTSTRAP], str(path))
+    assert done.returncode == 0 and "smoke-part-1" in path.read_text(), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("profile", "said", "recorded", "stage"),
+    [
+        ("nightly", "", "false", "smollm2-gpu-quick"),
+        ("nightly-invariant", "", "", "smollm2-gpu-quick"),
+        ("nightly", "none", "", ""),
+        ("nightly", "", "true", ""),
+        ("gpu", "", "", ""),
+        ("gpu", "smollm2-gpu", "", "smollm2-gpu"),
+    ],
+)
+def test_the_smoke_stage_is_planned_before_nightly_and_where_it_is_named(tmp_path, profile, said, recorded, stage):
+    night = {"NIGHT_PROFILE": profile, "NIGHT_SMOKE": said, "NIGHT_RECORD": recorded}
+    github = stage_of(tmp_path / "github", "github", night)
+    assert [c.split()[3] for c in github[1:]] == ([stage] if stage else [])
+    (uploaded,) = stage_of(tmp_path / "buildkite", "buildkite", night)
+    assert (uploaded.split("--smoke ")[1:] == [stage]) if stage else ("--smoke" not in uploaded)
+
+
+def stage_of(tmp_path: Path, system: str, night: dict[str, str]) -> list[str]:
+    folder = stage(tmp_path, [0, 0])
+    found, calls = call(folder, "plan.sh", system, **night, GITHUB_OUTPUT="output", PATH=agent(folder, "exit 0"))
+    assert found == 0
+    return calls
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 4])
+def test_a_smoke_stage_is_judged_and_asks_for_no_token(tmp_path, code):
+    folder = stage(tmp_path, [0, 0, code])
+    path = agent(folder, 'echo "$*" >>agent')
+    own = {"HARNESS_SMOKE": "true", "HARNESS_FETCH": "true", "BUILDKITE": "true", "PATH": path}
+    found, calls = call(folder, "part.sh", **part_of("pd-none", "smollm2-gpu-quick", **own))
+    assert found == code
+    assert calls[-1] == "run --out reports/part-1 --profile smollm2-gpu-quick --cell pd-none"
+    asked = folder / "agent"
+    assert "secret" not in (asked.read_text() if asked.exists() else "")
 
 
 def test_both_systems_record_the_same_parts():
@@ -496,7 +566,7 @@ def test_the_plan_is_the_output_of_githubs_step(tmp_path):
     folder = stage(tmp_path, [0])
     found, calls = call(folder, "plan.sh", "github", **NIGHT, GITHUB_OUTPUT="output")
     assert (found, calls) == (0, [f"ci matrix {PLANNED}"])
-    assert (folder / "output").read_text() == "matrix=\n"
+    assert (folder / "output").read_text() == "matrix=\nsmoke=\n"
 
 
 def test_the_plan_is_uploaded_to_buildkite_without_reading_variables_into_it(tmp_path):

@@ -171,7 +171,7 @@ def _method(
         kind, trust = fitting[0].kind, [f"that the method is {fitting[0].kind}"]
     k = drafts if drafts is not None else next((m.draft_tokens for m in others if m.kind == kind), 3)
     for method in others if known else ():
-        same_k = method.draft_tokens == k and method.on_prefill.draft_tokens == (on_p or k)
+        same_k = method.draft_tokens == k and method.on_prefill.draft_tokens == (k if on_p is None else on_p)
         if _called(method) == kind and same_k and _same_drafter(method, main["drafter"], wanted):
             return method, None, trust
     return None, _written(kind, k, on_p, main, base, wanted), trust
@@ -198,7 +198,7 @@ def _written(kind: str, k: int, on_p: int | None, main: Told, base: Profile, wan
     if drafter is not None and traits_of(kind, {}).drafter != "none":
         raw["drafter"] = _named(str(drafter), "--drafter", wanted.folder)
     raw["num_speculative_tokens"] = k
-    if on_p not in (None, 0, k):
+    if on_p not in (None, k):
         raw["prefill_num_speculative_tokens"] = on_p
     if kind not in SHORT_FORMS:
         said = {key: main.server.info.say(f"speculative_config.{key}") for key in _CONFIGURED}

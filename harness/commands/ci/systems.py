@@ -13,6 +13,7 @@ def github_matrix(run: SplitRun) -> dict[str, Any]:
         {
             "part": step.name,
             "title": step.title,
+            "profile": run.source,
             "cells": _cells(step),
             "device": run.device,
             "gpus": step.gpus,
@@ -25,11 +26,17 @@ def github_matrix(run: SplitRun) -> dict[str, Any]:
     return {"include": include}
 
 
-def buildkite_pipeline(run: SplitRun, queue: str, verdict_queue: str) -> dict[str, Any]:
-    """Return the steps that ``ci/plan.sh`` uploads: one per part, and the verdict. In ``queue``, ``{gpus}`` stands for
-    the number of GPUs of a step."""
-    parts = [_recording(step, run, queue.replace("{gpus}", str(step.gpus))) for step in run.steps]
-    return {"steps": [*parts, _verdict(run, verdict_queue)]}
+def buildkite_pipeline(run: SplitRun, queue: str, verdict_queue: str, smoke: SplitRun | None = None) -> dict[str, Any]:
+    """Return the steps that ``ci/plan.sh`` uploads: one per part, and the verdict; before them those of the smoke
+    stage, without whose PASS no part starts. In ``queue``, ``{gpus}`` stands for the number of GPUs of a step."""
+    first = [_smoking(step, smoke, _queue(queue, step)) for step in smoke.steps] if smoke is not None else []
+    gate = {"depends_on": [s["key"] for s in first]} if first else {}
+    parts = [_recording(step, run, _queue(queue, step)) | gate for step in run.steps]
+    return {"steps": [*first, *parts, _verdict(run, verdict_queue)]}
+
+
+def _queue(queue: str, step: MachineStep) -> str:
+    return queue.replace("{gpus}", str(step.gpus))
 
 
 def _cells(step: MachineStep) -> str:
@@ -57,6 +64,12 @@ def _recording(step: MachineStep, run: SplitRun, queue: str) -> dict[str, Any]:
         # A second try could hide what the first one met.
         "retry": {"automatic": False},
     }
+
+
+def _smoking(step: MachineStep, run: SplitRun, queue: str) -> dict[str, Any]:
+    """Return a step that is judged by itself and whose record is no part of the night."""
+    own = _recording(step._replace(name=f"smoke-{step.name}"), run, queue)
+    return {**own, "env": {**own["env"], "HARNESS_SMOKE": "true"}}
 
 
 def _verdict(run: SplitRun, queue: str) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
             f"--export: expected a cell without a router, found {case.cell.id}; a file that needs nothing but vLLM "
             f"and NIXL cannot start one: instead of a finding, name the cell without it, --cell {direct} {what}"
         )
-    require_loadable(models_of(case.profile, case.cell.method))
+    for method in (case.cell.method, case.cell.method.on_prefill):
+        require_loadable(models_of(case.profile, method))
     folders, archive = model_folders(case, target), archive_of(target)
     files = {f"{name}/{f.relative_to(folder)}": f for folder, name in folders.items() for f in _files(folder)}
     packed = None
@@ -145,9 +146,10 @@ def injected(mutants: Sequence[str]) -> str:
 
 def model_folders(case: Case, target: Path) -> dict[Path, str]:
     """Return the folders that servers read, with their names below the folder of the program."""
-    profile, drafter = case.profile, case.cell.method.drafter_path
+    profile, method = case.profile, case.cell.method
     folders = {profile.tokenizer_folder: "tokenizer", profile.target_folder: "target"}
-    folders |= {drafter: "drafter"} if drafter is not None else {}
+    for drafter, name in ((method.on_prefill.drafter_path, "drafter-of-p"), (method.drafter_path, "drafter")):
+        folders |= {drafter: name} if drafter is not None else {}
     return {folder: _place(case, target, folder, name) for folder, name in folders.items()}
 
 

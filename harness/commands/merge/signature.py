@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from harness.history.records import RunRecord
 from harness.profiles.axes import PATH_KEYS
 from harness.profiles.cells import CellName
-from harness.profiles.model_reference import TARGET, TOKENIZER
+from harness.profiles.model_reference import TARGET, TOKENIZER, on_p_role
 from harness.profiles.recorded_profile import RecordedProfile
 from harness.util.differences import differing
 
@@ -101,11 +101,14 @@ def _with_names(profile: Mapping[str, Any]) -> dict[str, Any]:
     out |= {role: name for role, name in names.items() if role in (TARGET, TOKENIZER)}
     methods = out.get("methods")
     if isinstance(methods, list | tuple):
-        out["methods"] = [
-            {**m, "drafter": names[str(m["kind"])]} if isinstance(m, Mapping) and str(m.get("kind")) in names else m
-            for m in methods
-        ]
+        out["methods"] = [_with_drafters(m, names) if isinstance(m, Mapping) else m for m in methods]
     return out
+
+
+def _with_drafters(method: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(method.get("kind"))
+    roles = {"drafter": kind, "prefill_drafter": on_p_role(kind)}
+    return {**method, **{key: names[role] for key, role in roles.items() if role in names}}
 
 
 def _named_by(model: Mapping[str, Any]) -> tuple[str, ...]:

@@ -48,13 +48,15 @@ def _started_otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding
             yield _other_command(cell, engine, f"{option} {asked}", given.get(option))
     if engine.role in _OF_A_PAIR and "--kv-transfer-config" not in given:
         yield _other_command(cell, engine, "--kv-transfer-config", None)
-    k, drafter = cell.record.draft_tokens, cell.profile.method(cell.method).get("drafter")
+    method = cell.profile.method(cell.method)
+    k, drafter = cell.record.draft_tokens, method.get("drafter")
     found = _json(given.get("--speculative-config"))
     if engine.role == "prefill":
-        k = cell.profile.method(cell.method).get("prefill_num_speculative_tokens") or k
+        on_p, drafter = method.get("prefill_num_speculative_tokens"), method.get("prefill_drafter") or drafter
+        k = k if on_p is None else on_p
     if found.get("num_speculative_tokens", 0) != k:
         yield _other_command(cell, engine, f"--speculative-config with {k} drafts a step", found or None)
-    elif isinstance(drafter, str) and not _same(found.get("model"), drafter):
+    elif k and isinstance(drafter, str) and not _same(found.get("model"), drafter):
         yield _other_command(cell, engine, f"--speculative-config with the drafter {drafter}", found)
 
 

@@ -333,6 +333,38 @@ def _n17(original: Any, active: Active, self: Any, read_spec: Any, *args: Any, *
 
 declare(
     Mutant(
+        "N52",
+        "D counts P's blocks as if P had as many as D",
+        "a table of P that is laid out by D's own numbers",
+        "decode",
+        "NixlBaseConnectorWorker._compute_desc_ids takes D's number of blocks for that of P, from the second layer on",
+    ),
+    # Between twins nothing is wrong.
+    Trial(
+        PAIR,
+        "target-kv",
+        TOKENS,
+        clean=SINGLE,
+        engines=OwnEngines("a P unlike D", like="cpu-unlike-p", settings=("prefill",)),
+    ),
+)
+
+
+@patch(
+    "N52", f"{NIXL}.base_worker", "NixlBaseConnectorWorker._compute_desc_ids", ("self", "block_ids", "dst_num_blocks")
+)
+def _n52(original: Any, active: Active, self: Any, block_ids: Any, dst_num_blocks: int, *args: Any, **more: Any) -> Any:
+    own = self.num_blocks
+    if active() and dst_num_blocks != own:
+        active.fired()
+        dst_num_blocks = own
+        if more.get("region_num_blocks"):
+            more["region_num_blocks"] = self.dst_region_num_blocks[self.engine_id]
+    return original(self, block_ids, dst_num_blocks, *args, **more)
+
+
+declare(
+    Mutant(
         "N18",
         "a connector does damage by being there",
         "class of vllm #53505, #50344",

@@ -285,8 +285,8 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
     # six without drafters, two with a drafter and recurrent state, two with a drafter of several modules,
-    # two that grow old, two whose k depends on the batch.
-    assert sum(s.group.engines for s in setups) <= 27
+    # two that grow old, two whose k depends on the batch, two of which P is unlike D.
+    assert sum(s.group.engines for s in setups) <= 29
     for setup in setups:
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 

@@ -9,6 +9,7 @@ import pytest
 from harness.commands import later_stages as operations
 from harness.errors import ProfileError, UsageError
 from harness.history.folder import History, write_run
+from harness.history.identity import identity_of
 from harness.history.layout import SECOND
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.registry import Tripped
@@ -17,13 +18,14 @@ from harness.judging.evidence import Evidence
 from harness.judging.references import load_stages
 from harness.profiles.axes import part_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
-from harness.profiles.load import load_profile
+from harness.profiles.load import load_profile, read_profile
 from harness.profiles.model import Judging, Profile
 from harness.runner.options import RunOptions
 from harness.util.progress import Reporter
 from harness.workload.outputs import Outputs
 from harness.workload.prepare import narrowed, prepare
-from tests.support.builders import change_final, extending, history, observation, with_run
+from tests.support.builders import change_final, changed_profile, extending, history, observation, with_run
+from tests.support.program import harness
 
 AXES = {
     "runner": {"v1": {"engine": {"model_runner": "V1"}}, "v2": {"engine": {"model_runner": "V2"}}},
@@ -140,6 +142,40 @@ def test_axes_that_cannot_be_expanded_are_refused_in_words(tmp_path, axes, sente
 def test_profiles_that_extend_nothing_are_refused(tmp_path, parent, sentence):
     with pytest.raises(ProfileError, match=sentence):
         load_profile(extending(tmp_path, parent, "loop"))
+
+
+def test_a_plan_says_which_variant_cannot_run(tmp_path):
+    """P has one row for the requests that a scenario sends together."""
+    values = {"alike": {}, "narrow": {"engine": {"prefill": {"max_num_seqs": 1}}}}
+    source = changed_profile(tmp_path, lambda raw: raw.update(axes={"p": values}))
+    printed = harness("plan", "--profile", source, "--cell", "pd-none*")
+    assert printed.code == 0, printed.output
+    assert "cannot run: pd-none+narrow: scenario concurrent cannot occur" in printed.output
+
+
+@pytest.mark.parametrize(
+    ("device", "tier", "said", "wanted"),
+    [
+        ("gpu", "bitwise", None, True),
+        ("gpu", "auto", None, False),
+        ("gpu", "auto", "1", True),
+        ("gpu", "bitwise", "0", False),
+        ("cpu", "bitwise", "1", False),
+    ],
+)
+def test_kernels_are_batch_invariant_as_the_tier_or_the_profile_says(device, tier, said, wanted):
+    profile = load_profile("gpu" if device == "gpu" else "cpu")
+    engine = profile.engine.model_copy(update={"env": {} if said is None else {"VLLM_BATCH_INVARIANT": said}})
+    judging = profile.judging.model_copy(update={"tier": tier})
+    profile = profile.model_copy(update={"engine": engine, "judging": judging})
+    assert profile.batch_invariant is wanted
+    assert identity_of(profile, profile.methods[0], "p").batch_invariant is wanted
+
+
+def test_the_kernels_of_the_crowds_are_variants_with_baselines_of_their_own():
+    parts = {p.variant: p.batch_invariant for p in load_profile("smollm2-gpu-crowds").written_parts}
+    assert parts == {"usual": False, "invariant": True}
+    assert all(p.batch_invariant for p in read_profile("nightly-invariant").written_parts)
 
 
 def test_an_unknown_variant_is_refused():

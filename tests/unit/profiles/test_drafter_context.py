@@ -61,3 +61,12 @@ def test_a_context_that_the_profile_sets_counts_too(tmp_path):
 
 def test_no_shipped_profile_has_one():
     assert short_drafters(load_profile("cpu")) == []
+
+
+def test_ps_own_drafter_is_named_where_it_ends_before_ds(tmp_path):
+    """D then has no KV of the drafter for what is longer."""
+    long = {"max_position_embeddings": 1024}
+    (short,) = short_drafters(with_drafter(tmp_path, long, prefill_speculative_config={"max_model_len": 64}))
+    assert (short.method, short.tokens) == ("eagle3 on P", 61)
+    # The same on both is said once.
+    assert [s.method for s in short_drafters(with_drafter(tmp_path, {"max_position_embeddings": 128}))] == ["eagle3"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
+from harness.errors import ProfileError
 from harness.judging.checks import transfer
 from harness.judging.checks.counters import counters_agree
 from harness.judging.checks.settings import engine_as_asked
+from harness.profiles.availability import reason_for, references_of
 from harness.profiles.engine_config import EngineConfig
-from harness.profiles.load import load_profile
+from harness.profiles.load import load_profile, read_profile
+from harness.profiles.methods import engine_config
 from harness.profiles.recorded_profile import RecordedEngine
 from harness.scenarios.possible import too_many
-from tests.support.builders import history, observation, view, with_prefill, with_profile
+from tests.support.builders import changed_profile, engine, history, observation, view, with_prefill, with_profile
 
 UNLIKE = {"block_size": 64, "max_num_seqs": 2, "extra_args": ["--no-enable-prefix-caching"]}
 
@@ -79,3 +84,74 @@ def test_a_p_without_a_prefix_cache_looks_nothing_up(queries, right):
     assert not wrong if right else wrong
     assert cell.prefix_cache.expected_hit(o, o, "prefill") == (0, 0)
     assert cell.prefix_cache.expected_hit(o, o, "decode").least == 64
+
+
+def on_p(**changes):
+    """The method that P is started with where the profile's EAGLE3 has these settings."""
+    given = {"kind": "eagle3", "drafter": "models/probe/eagle3", "num_speculative_tokens": 3, **changes}
+    profile = load_profile("cpu")
+    raw = profile.model_dump(mode="json") | {"methods": [{"kind": "none"}, given]}
+    return type(profile).model_validate(raw).methods[1].on_prefill
+
+
+def test_p_drafts_with_its_own_drafter_number_and_configuration():
+    assert engine_config(on_p(prefill_num_speculative_tokens=0)) is None
+    assert engine_config(on_p(prefill_drafter="models/other", prefill_num_speculative_tokens=1)) == {
+        "method": "eagle3",
+        "model": "models/other",
+        "num_speculative_tokens": 1,
+    }
+    assert engine_config(on_p(prefill_speculative_config={"max_model_len": 64})) == {
+        "method": "eagle3",
+        "model": "models/probe/eagle3",
+        "num_speculative_tokens": 3,
+        "max_model_len": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"prefill_num_speculative_tokens": 0, "prefill_drafter": "models/other"},
+            "expected at least 1 with prefill_dr",
+        ),
+        ({"prefill_speculative_config": {"method": "custom_class"}}, "runs code"),
+        ({"prefill_speculative_config": {"model": "models/other"}}, "expected no model"),
+        (
+            {"kind": "ngram", "drafter": None, "speculative_config": {}, "prefill_drafter": "models/other"},
+            "drafts without a model",
+        ),
+    ],
+)
+def test_what_p_cannot_have_is_refused(given, words):
+    with pytest.raises(ValidationError, match=words):
+        on_p(**given)
+
+
+def test_ps_own_drafter_is_looked_for_and_looked_up_like_ds(tmp_path):
+    def other(where: str) -> str:
+        return changed_profile(tmp_path, lambda raw: raw["methods"][1].update(prefill_drafter=where))
+
+    with pytest.raises(ProfileError, match=r"drafter of eagle3 on P: expected a model folder"):
+        load_profile(other(str(tmp_path / "nowhere")))
+    assert set(references_of(read_profile(other("someone/other-drafter")))) == {"eagle3 on P"}
+    assert "found no complete snapshot" in (reason_for(load_profile(other("someone/other-drafter")), "eagle3") or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "started", "right"),
+    [
+        ({"prefill_num_speculative_tokens": 0}, None, True),
+        ({"prefill_num_speculative_tokens": 0}, {"model": "/m/eagle3", "num_speculative_tokens": 3}, False),
+        ({"prefill_drafter": "/m/other"}, {"model": "/m/other", "num_speculative_tokens": 3}, True),
+        ({"prefill_drafter": "/m/other"}, {"model": "/m/eagle3", "num_speculative_tokens": 3}, False),
+    ],
+)
+def test_a_p_with_another_drafter_than_asked_is_seen(asked, started, right):
+    methods = [{"kind": "eagle3", "drafter": "/m/eagle3", "num_speculative_tokens": 3, **asked}]
+    argv = ["vllm"] if started is None else ["vllm", "--speculative-config", json.dumps(started)]
+    p = engine("pd-eagle3", "prefill").model_copy(update={"argv": argv})
+    made = with_profile(history([observation("pd-eagle3")], engines=(p,)), methods=methods)
+    result = engine_as_asked(view(made, "pd-eagle3"))
+    assert (not [f for f in result.findings if "--speculative-config" in f.message]) is right
