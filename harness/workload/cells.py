@@ -9,18 +9,13 @@ from typing import NamedTuple
 
 from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s, what_lists
-from harness.profiles.model import Profile, TopologyName, Workload
+from harness.profiles.model import Expected, Profile, TopologyName, Workload
+from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import Prompt, PromptSet
 from harness.scenarios.base import Script
 from harness.util.choices import matching, no_such
+from harness.workload.at_once import AtOnce, Item, Round, arranged, proof, rounds
 from harness.workload.scripts import drawn, scripts
-
-
-class Item(NamedTuple):
-    """One cold request."""
-
-    prompt: Prompt
-    form: Form
 
 
 class Choice(NamedTuple):
@@ -56,16 +51,40 @@ class CellWork(NamedTuple):
     cell: Cell
     items: tuple[Item, ...]
     scripts: tuple[Script, ...]
+    at_once: AtOnce | None = None
+    """How cold prompts are asked together; None: one by one."""
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The cold requests, in the order in which they are asked."""
+        return rounds(self.items, self.at_once)
+
+    @property
+    def until_proof(self) -> tuple[list[Round], list[Round]]:
+        """The cold requests before the proof, and those whose way it decides."""
+        asked = self.rounds
+        first = self.at_once.alone if self.proof is not None and self.at_once is not None else 0
+        return asked[:first], asked[first:]
+
+    @property
+    def proof(self) -> Script | None:
+        """The script that follows those that are asked alone, and decides whether the others go together."""
+        return proof(self.items, self.at_once)
+
+    @property
+    def played(self) -> tuple[Script, ...]:
+        """All scripts, that of the proof first."""
+        return self.scripts if (first := self.proof) is None else (first, *self.scripts)
 
     @property
     def requests(self) -> int:
-        return len(self.items) + sum(s.requests for s in self.scripts)
+        return len(self.items) + sum(s.requests for s in self.played)
 
     @property
     def planned(self) -> dict[str, int]:
         """Number of requests per scenario, without cold ones."""
         counts: Counter[str] = Counter()
-        for script in self.scripts:
+        for script in self.played:
             counts[script.scenario] += script.requests
         return dict(counts)
 
@@ -74,14 +93,26 @@ def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice =
     """Return the requests of a cell, or the chosen part of them."""
     known = {p.id: p for p in prompts.prompts}
     sent = _sent(prompts, profile.workload, cell, choice)
-    items = _cold(sent, profile.workload, choice) if choice.wants(COLD) else []
+    items, at_once = _arranged(_cold(sent, profile.workload, choice), profile, cell, choice)
     played = [
         script
         for scenario in profile.scenarios
         if choice.wants(scenario.id) and (scenario.routed or not cell.routed)
         for script in scripts(scenario, known, cell.topology, drawn(scenario, profile, sent))
     ]
-    return CellWork(cell, tuple(items), tuple(played))
+    if choice.wants(COLD):
+        return CellWork(cell, tuple(items), tuple(played), at_once)
+    alone = proof(items, at_once) if choice.wants(AT_ONCE) else None
+    return CellWork(cell, (), tuple(played) if alone is None else (alone, *played))
+
+
+def _arranged(items: list[Item], profile: Profile, cell: Cell, choice: Choice) -> tuple[list[Item], AtOnce | None]:
+    """Divide cold requests into crowds, if the profile wants any. What baselines are compared with bit for bit is asked
+    one by one."""
+    bitwise = profile.judging.tier != "normal"
+    if profile.workload.at_once == 1 or (bitwise and choice.uses == RECORDING.uses):
+        return items, None
+    return arranged(items, profile, cell)
 
 
 def _sent(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Prompt]:
@@ -146,7 +177,8 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
     """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
-    known = list(dict.fromkeys([COLD, *(s.id for part in profile.written_parts for s in part.scenarios)]))
+    proofs = [AT_ONCE] if any(proves(part) for part in profile.written_parts) else []
+    known = list(dict.fromkeys([COLD, *proofs, *(s.id for part in profile.written_parts for s in part.scenarios)]))
     if not patterns:
         return EVERYTHING
     wanted: set[str] = set()
@@ -171,9 +203,26 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    asked = sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
+    asked = sum(group.expected.request_s(w.cell.topology) * _requests_s(w, group.expected) for w in mine)
     ageing = sum(_AGEING_S[w.cell.topology] * s.ageing for w in mine for s in w.scripts)
     return start_expected_s(group) + asked + ageing
+
+
+def _requests_s(work: CellWork, expected: Expected) -> float:
+    """Return the time of all requests of a cell, in those of one that has the engines to itself."""
+    stages = [stage for script in work.played for stage in script.stages]
+    waves = [
+        *(len(asked.items) for asked in work.rounds),
+        *(sum(not send.after for send in stage.sends) for stage in stages),
+        *(sum(bool(send.after) for send in stage.sends) for stage in stages),
+    ]
+    between = sum(len(send.between) for stage in stages for send in stage.sends)
+    return between + sum(1 + expected.beside_share * (n - 1) for n in waves if n)
+
+
+def proves(profile: Profile) -> bool:
+    """Return whether cells have to show that asking cold prompts together changes nothing."""
+    return profile.workload.at_once > 1 and profile.judging.tier != "normal"
 
 
 def total_requests(works: Iterable[CellWork]) -> int:
