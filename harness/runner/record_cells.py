@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
+from harness.history.at_once import Proof, in_words
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
 from harness.runner.kv_notes import notes_brought, notes_of_servers
@@ -84,7 +85,11 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     errors = done = 0
     waited = 0.0
     busy_until = 0.0
-    for observation in perform(session, work):
+
+    def told(found: Proof) -> None:
+        reporter.line(f"{work.cell.id}: {in_words(found)}")
+
+    for observation in perform(session, work, told):
         # An engine that is being ended truncates its answers.
         if session.ended:
             break
