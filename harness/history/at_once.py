@@ -14,7 +14,7 @@ from harness.history.rounding import RESOLUTION_NATS
 from harness.history.token_ids import common_prefix
 
 
-class Proof(NamedTuple):
+class CrowdProof(NamedTuple):
     """What the first prompts of a cell show."""
 
     asked: int
@@ -28,7 +28,7 @@ class Proof(NamedTuple):
         return self.asked > 1 and not self.differing
 
 
-def proof_of(alone: Mapping[str, Observation], together: Iterable[Observation], nats: float | None) -> Proof:
+def proof_of(alone: Mapping[str, Observation], together: Iterable[Observation], nats: float | None) -> CrowdProof:
     """Compare answers by prompt. ``nats`` is by how much log-probs may differ; None: not at all."""
     bound = RESOLUTION_NATS if nats is None else nats
     asked = 0
@@ -41,10 +41,10 @@ def proof_of(alone: Mapping[str, Observation], together: Iterable[Observation], 
         words = next(_differences(usual, o, bound), None)
         if words is not None:
             differing.append(f"{o.prompt_id}: {words}")
-    return Proof(asked, tuple(differing))
+    return CrowdProof(asked, tuple(differing))
 
 
-def in_words(found: Proof) -> str:
+def in_words(found: CrowdProof) -> str:
     """Say which way the others are asked, and why."""
     if found.holds:
         return f"cold prompts are asked together, since {found.asked} had the same answers alone and together"

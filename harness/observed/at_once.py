@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.history.at_once import Proof, proof_of
+from harness.history.at_once import CrowdProof, proof_of
 from harness.observed.cell import ObservedCell
 from harness.profiles.scenarios import AT_ONCE
 
 
-def crowd_proof(cell: ObservedCell) -> Proof | None:
+def crowd_proof(cell: ObservedCell) -> CrowdProof | None:
     """Return what the first prompts of a cell show, which were asked alone and together; None if they had to show
     nothing."""
     if AT_ONCE not in cell.record.scenarios or not cell.record.planned:

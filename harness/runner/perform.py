@@ -8,17 +8,17 @@ from functools import partial
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError, InfrastructureError
-from harness.history.at_once import Proof, proof_of
+from harness.history.at_once import CrowdProof, proof_of
 from harness.history.records import Observation, SecondTry
 from harness.profiles.cells import Cell
 from harness.runner.play import Player
 from harness.scenarios.base import Script
-from harness.workload.at_once import Round, crowd
+from harness.workload.at_once import ColdRound, crowd
 from harness.workload.cells import CellWork
 
 
 def perform(
-    session: EngineGroupSession, work: CellWork, told: Callable[[Proof], None] = lambda _: None
+    session: EngineGroupSession, work: CellWork, told: Callable[[CrowdProof], None] = lambda _: None
 ) -> Iterator[Observation]:
     """Send all requests of a cell, one request or stage at a time, and yield the observations. ``told`` is called with
     what shows whether cold prompts may be asked together, if anything has to. Raises EngineDiedError when an engine of
@@ -53,7 +53,7 @@ def perform(
             sequence += 1
 
 
-def _one_by_one(session: EngineGroupSession, cell: Cell, asked: Round, sequence: int) -> Iterator[Observation]:
+def _one_by_one(session: EngineGroupSession, cell: Cell, asked: ColdRound, sequence: int) -> Iterator[Observation]:
     """Yield the answers to cold prompts that have the engines to themselves."""
     for number, item in enumerate(asked.items, sequence):
         ask = partial(session.observe, cell, item.prompt, item.form, number)
@@ -64,7 +64,7 @@ def _one_by_one(session: EngineGroupSession, cell: Cell, asked: Round, sequence:
             _go_on(session, failed(observation))
 
 
-def _in_a_crowd(session: EngineGroupSession, cell: Cell, asked: Round, sequence: int) -> Iterator[Observation]:
+def _in_a_crowd(session: EngineGroupSession, cell: Cell, asked: ColdRound, sequence: int) -> Iterator[Observation]:
     return _play(session, cell, crowd(asked), sequence)
 
 

@@ -38,7 +38,7 @@ class AtOnce(NamedTuple):
     """Whether crowds are asked only if the first requests, asked together as well, get the same answers then."""
 
 
-class Round(NamedTuple):
+class ColdRound(NamedTuple):
     """Cold requests that are under way together, or would be if crowds change nothing."""
 
     number: int
@@ -46,17 +46,17 @@ class Round(NamedTuple):
     items: tuple[Item, ...]
 
 
-def rounds(items: Sequence[Item], at_once: AtOnce | None) -> list[Round]:
+def rounds(items: Sequence[Item], at_once: AtOnce | None) -> list[ColdRound]:
     """Return the cold requests in the order in which they are asked."""
     if at_once is None:
-        return [Round(0, (item,)) for item in items]
+        return [ColdRound(0, (item,)) for item in items]
     first, left = list(items[: at_once.alone]), list(items[at_once.alone :])
-    found = [Round(0, (item,)) for item in first]
+    found = [ColdRound(0, (item,)) for item in first]
     for number, size in enumerate(at_once.crowds, 1):
         if left:
-            found.append(Round(number, tuple(left[:size])))
+            found.append(ColdRound(number, tuple(left[:size])))
         left = left[size:]
-    return [*found, *(Round(0, (item,)) for item in left)]
+    return [*found, *(ColdRound(0, (item,)) for item in left)]
 
 
 def proof(items: Sequence[Item], at_once: AtOnce | None) -> Script | None:
@@ -67,7 +67,7 @@ def proof(items: Sequence[Item], at_once: AtOnce | None) -> Script | None:
     return Script(AT_ONCE, 0, (_stage(first),)) if len(first) > 1 else None
 
 
-def crowd(asked: Round) -> Script:
+def crowd(asked: ColdRound) -> Script:
     """Return the script that asks a crowd."""
     return Script(COLD, 0, (_stage(asked.items),), first=asked.number)
 

@@ -14,7 +14,7 @@ from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import Prompt, PromptSet
 from harness.scenarios.base import Script
 from harness.util.choices import matching, no_such
-from harness.workload.at_once import AtOnce, Item, Round, arranged, proof, rounds
+from harness.workload.at_once import AtOnce, ColdRound, Item, arranged, proof, rounds
 from harness.workload.scripts import drawn, scripts
 
 
@@ -55,12 +55,12 @@ class CellWork(NamedTuple):
     """How cold prompts are asked together; None: one by one."""
 
     @property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[ColdRound]:
         """The cold requests, in the order in which they are asked."""
         return rounds(self.items, self.at_once)
 
     @property
-    def until_proof(self) -> tuple[list[Round], list[Round]]:
+    def until_proof(self) -> tuple[list[ColdRound], list[ColdRound]]:
         """The cold requests before the proof, and those whose way it decides."""
         asked = self.rounds
         first = self.at_once.alone if self.proof is not None and self.at_once is not None else 0

@@ -10,7 +10,7 @@ from harness.history.records import LegRole, PlannedRequest, SentTo
 from harness.profiles.cells import Cell
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Script
-from harness.workload.at_once import Round
+from harness.workload.at_once import ColdRound
 from harness.workload.cells import CellWork
 
 
@@ -24,7 +24,7 @@ def planned_rows(work: CellWork, max_tokens: int) -> tuple[PlannedRequest, ...]:
     return (*rows, *(row for script in work.scripts for row in _played(work.cell, script, number, max_tokens)))
 
 
-def _cold(cell: Cell, asked: Iterable[Round], number: Iterator[int], max_tokens: int) -> Iterator[PlannedRequest]:
+def _cold(cell: Cell, asked: Iterable[ColdRound], number: Iterator[int], max_tokens: int) -> Iterator[PlannedRequest]:
     for together in asked:
         for item in together.items:
             yield PlannedRequest(

@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines.request import Ask, Exchange
 from harness.errors import HandoffError
-from harness.history.at_once import Proof
+from harness.history.at_once import CrowdProof
 from harness.history.records import COLD, Failure, Observation
 from harness.profiles.load import load_profile
 from harness.profiles.scenarios import AT_ONCE
@@ -67,8 +67,8 @@ def work(tmp_path):
     return found._replace(items=found.items[:12], at_once=found.at_once._replace(crowds=(4, 4)))
 
 
-def asked(work, beside=lambda _ids, out: out) -> tuple[list[Observation], list[Proof]]:
-    told: list[Proof] = []
+def asked(work, beside=lambda _ids, out: out) -> tuple[list[Observation], list[CrowdProof]]:
+    told: list[CrowdProof] = []
     profile = load_profile("cpu")
     return list(perform(Session(profile, beside), work, told.append)), told
 
