@@ -28,7 +28,15 @@ class CrowdProof(NamedTuple):
         return self.asked > 1 and not self.differing
 
 
-def proof_of(alone: Mapping[str, Observation], together: Iterable[Observation], nats: float | None) -> CrowdProof:
+def tells_drafts(o: Observation) -> bool:
+    """Return whether an answer says itself how many drafts were accepted: what engines count tells that only of a
+    request that has them to itself."""
+    return o.final is None or o.final.speculation is not None
+
+
+def proof_of(
+    alone: Mapping[str, Observation], together: Iterable[Observation], nats: float | None, speculative: bool
+) -> CrowdProof:
     """Compare answers by prompt. ``nats`` is by how much log-probs may differ; None: not at all."""
     bound = RESOLUTION_NATS if nats is None else nats
     asked = 0
@@ -39,6 +47,8 @@ def proof_of(alone: Mapping[str, Observation], together: Iterable[Observation], 
             continue
         asked += 1
         words = next(_differences(usual, o, bound), None)
+        if words is None and speculative and not tells_drafts(o):
+            words = "no accepted drafts in the answer"
         if words is not None:
             differing.append(f"{o.prompt_id}: {words}")
     return CrowdProof(asked, tuple(differing))

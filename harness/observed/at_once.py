@@ -14,4 +14,4 @@ def crowd_proof(cell: ObservedCell) -> CrowdProof | None:
         return None
     alone = {key: o for key, o in cell.history.of(cell.id).items() if o.concurrent == 1}
     together = cell.history.of(cell.id, scenario=AT_ONCE).values()
-    return proof_of(alone, together, cell.profile.judging.logprob_nats)
+    return proof_of(alone, together, cell.profile.judging.logprob_nats, cell.speculative)

@@ -264,8 +264,9 @@ class Runner:
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
     def _ask(self, session: EngineGroupSession, group: EngineGroup) -> None:
-        works = [self._works[c.id] for c in group.cells]
         for number, recorder in enumerate(self._recorders, 1):
+            asked = self._works if number == 1 else recorder.works
+            works = [asked[c.id] for c in group.cells]
             if len(self._recorders) > 1:
                 self._reporter.line(f"{group.id}: repetition {number} of {len(self._recorders)}")
             ask_cells(session, works, recorder, self._reporter, partial(self._wait_for_outputs, session))

@@ -8,7 +8,7 @@ from functools import partial
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError, InfrastructureError
-from harness.history.at_once import CrowdProof, proof_of
+from harness.history.at_once import CrowdProof, proof_of, tells_drafts
 from harness.history.records import Observation, SecondTry
 from harness.profiles.cells import Cell
 from harness.runner.play import Player
@@ -32,14 +32,15 @@ def perform(
                 alone[observation.prompt_id] = observation
             yield observation
             sequence += 1
-    together = True
+    speculative = work.cell.method.draft_tokens > 0
+    together = not speculative or all(map(tells_drafts, alone.values()))
     if work.proof is not None:
         beside: list[Observation] = []
         for observation in _play(session, work.cell, work.proof, sequence):
             beside.append(observation)
             yield observation
             sequence += 1
-        found = proof_of(alone, beside, session.profile.judging.logprob_nats)
+        found = proof_of(alone, beside, session.profile.judging.logprob_nats, speculative)
         together = found.holds
         told(found)
     for asked in others:

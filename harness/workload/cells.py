@@ -63,7 +63,7 @@ class CellWork(NamedTuple):
     def until_proof(self) -> tuple[list[ColdRound], list[ColdRound]]:
         """The cold requests before the proof, and those whose way it decides."""
         asked = self.rounds
-        first = self.at_once.alone if self.proof is not None and self.at_once is not None else 0
+        first = self.at_once.alone if self.at_once is not None else 0
         return asked[:first], asked[first:]
 
     @property
@@ -129,6 +129,15 @@ def _cold(chosen: Sequence[Prompt], workload: Workload, choice: Choice) -> list[
     # A baseline keeps the order of its recording, which is that of the set.
     as_listed = workload.order_seed is None or choice.uses == RECORDING.uses
     return items if as_listed else in_seeded_order(items, workload.order_seed or 0)
+
+
+def in_other_crowds(work: CellWork, profile: Profile, number: int) -> CellWork:
+    """Return the work with its cold prompts in other crowds, if what crowds do to answers is noise to be measured:
+    equal crowds would show less of it."""
+    if work.at_once is None or work.at_once.proven:
+        return work
+    items, at_once = arranged(in_seeded_order(work.items, number), profile, work.cell)
+    return work._replace(items=tuple(items), at_once=at_once)
 
 
 def in_seeded_order(items: Iterable[Item], seed: int) -> list[Item]:

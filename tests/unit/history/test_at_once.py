@@ -17,7 +17,7 @@ def beside(**changes: object) -> list:
 
 
 def test_equal_answers_prove_it():
-    found = proof_of(ALONE, beside(), None)
+    found = proof_of(ALONE, beside(), None, True)
     assert found.holds and found.asked == 4 and "4 had the same answers" in in_words(found)
 
 
@@ -37,7 +37,7 @@ def test_equal_answers_prove_it():
 )
 def test_whatever_differs_disproves_it(change, words):
     first, *others = beside()
-    found = proof_of(ALONE, [change(first), *others], None)
+    found = proof_of(ALONE, [change(first), *others], None, True)
     assert not found.holds
     assert found.differing == (f"{first.prompt_id}: {found.differing[0].partition(': ')[2]}",)
     assert words in found.differing[0] and "one by one" in in_words(found)
@@ -45,11 +45,19 @@ def test_whatever_differs_disproves_it(change, words):
 
 def test_log_probs_may_round_by_as_much_as_the_profile_says():
     moved = [change_final(o, chosen_logprobs=tuple(p - 0.1 for p in o.final.chosen_logprobs)) for o in beside()]
-    assert not proof_of(ALONE, moved, None).holds
-    assert proof_of(ALONE, moved, 0.25).holds
+    assert not proof_of(ALONE, moved, None, True).holds
+    assert proof_of(ALONE, moved, 0.25, True).holds
+
+
+def test_only_answers_that_tell_their_drafts_can_be_told_apart_in_crowds():
+    silent = {key: change_final(o, speculation=None) for key, o in ALONE.items()}
+    together = [change_final(o, speculation=None) for o in beside()]
+    assert proof_of(silent, together, None, False).holds
+    found = proof_of(silent, together, None, True)
+    assert not found.holds and "no accepted drafts in the answer" in found.differing[0]
 
 
 def test_nothing_compared_is_no_proof():
-    assert not proof_of({}, beside(), None).holds
-    assert not proof_of(ALONE, beside()[:1], None).holds
-    assert "none were asked both ways" in in_words(proof_of({}, beside(), None))
+    assert not proof_of({}, beside(), None, True).holds
+    assert not proof_of(ALONE, beside()[:1], None, True).holds
+    assert "none were asked both ways" in in_words(proof_of({}, beside(), None, True))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
+from harness.history.identity import identity_of
 from harness.profiles.cells import all_cells
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
@@ -16,7 +17,7 @@ from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.lengths import blocks
 from harness.prompts.model import load_prompts
 from harness.workload.at_once import AtOnce, Item, arranged, rounds
-from harness.workload.cells import RECORDING, CellWork, Choice, cell_work, choose_scenarios
+from harness.workload.cells import RECORDING, CellWork, Choice, cell_work, choose_scenarios, in_other_crowds
 from harness.workload.prepare import prepare
 from harness.workload.rows import planned_rows
 from tests.support.builders import extending
@@ -97,6 +98,25 @@ def test_in_the_normal_tier_nothing_has_to_be_proven():
 def test_baselines_are_recorded_one_by_one_for_answers_that_are_compared_one_by_one():
     assert work(profile(8, **ROOMY), "single-eagle3", RECORDING).at_once is None
     assert work(profile(8, "normal", **ROOMY), "single-eagle3", RECORDING).at_once is not None
+
+
+def test_a_repetition_asks_the_same_in_other_crowds_where_their_noise_is_measured():
+    made = profile(8, "normal", **ROOMY)
+    found = work(made, "single-eagle3", RECORDING)
+    again = in_other_crowds(found, made, 2)
+    assert Counter(again.items) == Counter(found.items) and again.items != found.items
+    crowds = [{frozenset(i.prompt.id for i in r.items) for r in w.rounds if len(r.items) > 1} for w in (found, again)]
+    assert len(crowds[0]) > 3 and not crowds[0] & crowds[1]
+    proven = work(profile(8, **ROOMY))
+    assert in_other_crowds(proven, made, 2) == proven
+
+
+def test_a_baseline_of_the_normal_tier_belongs_to_crowds_of_its_size():
+    def told(made: Profile) -> dict:
+        return identity_of(made, CELLS["single-eagle3"].method, "p").model_dump(mode="json")
+
+    assert told(profile(8, "normal"))["at_once"] == 8
+    assert "at_once" not in told(profile(1, "normal")) and "at_once" not in told(profile(8))
 
 
 def test_one_prompt_is_asked_alone():
