@@ -29,7 +29,7 @@ from harness.scheduling.links import UNKNOWN, summary
 from harness.scheduling.model import Device, Job, Placement
 from harness.scheduling.planning import all_at_once, simulate
 from harness.util.text import counted, lasting
-from harness.workload.cells import cold_prompts, group_expected_s
+from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
 from harness.workload.prepare import Prepared
 
 
@@ -379,7 +379,11 @@ def _scenarios(prepared: Prepared) -> list[str]:
     for scenario, cells in sent.items():
         works = [w for w in prepared.works if scenario in w.planned]
         took = sum(
-            prepared.profile.part(w.cell.variant).expected.request_s(w.cell.topology) * w.planned[scenario]
+            scripts_expected_s(
+                [s for s in w.played if s.scenario == scenario],
+                w.cell.topology,
+                prepared.profile.part(w.cell.variant).expected,
+            )
             for w in works
         )
         requests = sum(w.planned[scenario] for w in works)

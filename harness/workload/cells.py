@@ -12,7 +12,7 @@ from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s, wh
 from harness.profiles.model import Expected, Profile, TopologyName, Workload
 from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import Prompt, PromptSet
-from harness.scenarios.base import Script
+from harness.scenarios.base import SHORT, Script, Send
 from harness.util.choices import matching, no_such
 from harness.workload.at_once import AtOnce, ColdRound, Item, arranged, proof, rounds
 from harness.workload.scripts import drawn, scripts
@@ -43,6 +43,10 @@ SECOND_STAGE = Choice(scenarios=(COLD,), forms=_IDS, uses=("held-out",))
 
 _AGEING_S: dict[TopologyName, float] = {"pd": 0.02, "single": 0.003}
 """Seconds that a request of one token takes on CPUs, a few at a time."""
+
+
+_SHORT_SHARE = 0.2
+"""Of the time of a whole answer; 0.04 to 0.21 were measured on a GPU (docs/evidence/gpu-runs.md)."""
 
 
 class CellWork(NamedTuple):
@@ -212,21 +216,37 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    asked = sum(group.expected.request_s(w.cell.topology) * _requests_s(w, group.expected) for w in mine)
+    asked = sum(
+        _cold_expected_s(w, group.expected) + scripts_expected_s(w.played, w.cell.topology, group.expected)
+        for w in mine
+    )
     ageing = sum(_AGEING_S[w.cell.topology] * s.ageing for w in mine for s in w.scripts)
     return start_expected_s(group) + asked + ageing
 
 
-def _requests_s(work: CellWork, expected: Expected) -> float:
-    """Return the time of all requests of a cell, in those of one that has the engines to itself."""
-    stages = [stage for script in work.played for stage in script.stages]
-    waves = [
-        *(len(asked.items) for asked in work.rounds),
-        *(sum(not send.after for send in stage.sends) for stage in stages),
-        *(sum(bool(send.after) for send in stage.sends) for stage in stages),
-    ]
-    between = sum(len(send.between) for stage in stages for send in stage.sends)
-    return between + sum(1 + expected.beside_share * (n - 1) for n in waves if n)
+def scripts_expected_s(scripts: Iterable[Script], topology: TopologyName, expected: Expected) -> float:
+    """Return the rough time of scripts in seconds."""
+    waves: list[list[float]] = []
+    for stage in (stage for script in scripts for stage in script.stages):
+        waves.append([_share(send) for send in stage.sends if not send.after])
+        waves.append([_share(send) for send in stage.sends if send.after])
+        waves += [[_share(other)] for send in stage.sends for other in send.between]
+    return expected.request_s(topology) * sum(_wave(wave, expected) for wave in waves)
+
+
+def _cold_expected_s(work: CellWork, expected: Expected) -> float:
+    waves = ([1.0] * len(asked.items) for asked in work.rounds)
+    return expected.request_s(work.cell.topology) * sum(_wave(wave, expected) for wave in waves)
+
+
+def _wave(shares: Sequence[float], expected: Expected) -> float:
+    """Return the time of requests that are under way together, in those of one that has the engines to itself."""
+    return max(shares, default=0.0) * (1 + expected.beside_share * (len(shares) - 1))
+
+
+def _share(send: Send) -> float:
+    """Return what part of a request's time one takes that only fills caches."""
+    return _SHORT_SHARE if (send.max_tokens or SHORT + 1) <= SHORT else 1.0
 
 
 def proves(profile: Profile) -> bool:
