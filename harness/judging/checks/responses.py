@@ -302,7 +302,7 @@ def finish_reason(cell: CellView) -> CheckResult:
     Without an answer of the plain engine in the same scenario, its answer to the cold prompt counts.
     """
     name = "finish-reason"
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    plain = cell.answers_of(cell.name.reference)
     cold = cell.history.of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0

@@ -7,15 +7,19 @@ import pytest
 from harness.history.verdict import Verdict
 from harness.judging.checks.counters import counters_agree
 from harness.judging.checks.drafting import drafts_happened
+from harness.judging.checks.registry import judge_cell
 from harness.judging.checks.responses import complete
 from harness.judging.checks.transfer import transfer
 from harness.judging.evidence import Evidence, judging_of
+from harness.judging.findings import CheckResult
 from harness.judging.notices import notices_of
 from harness.observed.at_once import crowd_proof
+from harness.profiles.model import Judging
 from harness.profiles.scenarios import AT_ONCE
 from tests.support.builders import (
     change_final,
     counted,
+    garbled,
     history,
     lookups,
     observation,
@@ -141,3 +145,22 @@ def test_in_the_normal_tier_the_proof_is_not_judged():
     normal = bitwise.model_copy(update={"tier": "normal"})
     assert [v.scenario for v in Evidence(the_history, {}, bitwise, {}).views()] == ["cold", AT_ONCE]
     assert [v.scenario for v in Evidence(the_history, {}, normal, {}).views()] == ["cold"]
+
+
+def test_each_cell_has_a_crowd_of_its_own_and_is_compared_with_cold_answers_of_others():
+    pair, single, plain = (cell(name) for name in ("pd-eagle3", "single-eagle3", "single-none"))
+    # The others asked other prompts together.
+    others = [o for o in (*single, *plain) if o.scenario == "cold"]
+    the_history = made([*pair, *others])
+    found = judge_run(Evidence(the_history, lookups([*LENGTHS, *OTHERS]), Judging(), {}), "pd-eagle3")
+    assert {"tokens-reference", "tokens-single", "logprobs-single", "finish-reason"} <= found.keys()
+    assert {name: r.findings for name, r in found.items() if r.verdict is not Verdict.PASS} == {}
+    wrong = [garbled(o) if o.scenario == AT_ONCE and o.sequence == 4 else o for o in pair]
+    found = judge_run(Evidence(made([*wrong, *others]), {}, Judging(), {}), "pd-eagle3")
+    assert found["tokens-reference"].verdict is Verdict.REGRESSION
+
+
+def judge_run(evidence: Evidence, name: str) -> dict[str, CheckResult]:
+    record = evidence.history.cell(name)
+    assert record is not None
+    return {r.check: r for r in judge_cell(evidence.view(record, AT_ONCE)).results}
