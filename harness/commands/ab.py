@@ -31,7 +31,8 @@ from harness.util.files import write_atomic
 from harness.util.progress import Reporter
 from harness.util.strict import shortened
 from harness.util.text import counted
-from harness.workload.cells import CellWork, Item
+from harness.workload.at_once import Item
+from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared, prepare
 
 PAGE = "compare.html"

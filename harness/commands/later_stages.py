@@ -25,7 +25,8 @@ from harness.runner.run import record_into
 from harness.scenarios.base import Script
 from harness.util.progress import Reporter
 from harness.util.text import counted
-from harness.workload.cells import SECOND_STAGE, CellWork, Item, cell_work
+from harness.workload.at_once import Item
+from harness.workload.cells import SECOND_STAGE, CellWork, cell_work
 from harness.workload.prepare import Prepared
 
 ROUNDS = 3

@@ -27,9 +27,9 @@ from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.links import UNKNOWN, summary
 from harness.scheduling.model import Device, Job, Placement
-from harness.scheduling.planning import simulate
+from harness.scheduling.planning import all_at_once, simulate
 from harness.util.text import counted, lasting
-from harness.workload.cells import cold_prompts, group_expected_s
+from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
 from harness.workload.prepare import Prepared
 
 
@@ -117,7 +117,7 @@ def _slots(prepared: Prepared) -> Table:
         table.add_column(column, justify="right")
     for count in (1, 2, 4, 8, 16):
         inventory = assumed_gpus(count)
-        schedule = simulate(_jobs(prepared, inventory), inventory.devices)
+        schedule = simulate(all_at_once(_jobs(prepared, inventory), inventory.devices), inventory.devices)
         left = sum(len(g.cells) for g in prepared.plan.groups if g.id in schedule.refused)
         pairs = [s.placement for s in schedule.slots if len(s.placement.engines) > 1]
         apart = sum(_apart(p) for p in pairs)
@@ -381,7 +381,11 @@ def _scenarios(prepared: Prepared) -> list[str]:
     for scenario, cells in sent.items():
         works = [w for w in prepared.works if scenario in w.planned]
         took = sum(
-            prepared.profile.part(w.cell.variant).expected.request_s(w.cell.topology) * w.planned[scenario]
+            scripts_expected_s(
+                [s for s in w.played if s.scenario == scenario],
+                w.cell.topology,
+                prepared.profile.part(w.cell.variant).expected,
+            )
             for w in works
         )
         requests = sum(w.planned[scenario] for w in works)

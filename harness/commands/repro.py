@@ -44,6 +44,7 @@ from harness.util.files import write_json
 from harness.util.invalid_data import describe_validation_error
 from harness.util.progress import Reporter
 from harness.util.text import listed
+from harness.workload.at_once import AtOnce, Item
 from harness.workload.cells import CellWork, Choice, cell_work, spread
 from harness.workload.prepare import Prepared, prepare, without_rescoring
 
@@ -324,6 +325,10 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
         uses=("cold", "scenario", "held-out") if target.prompt is not None else ("cold",),
     )
     work = cell_work(profile, prompts, cells[target.cell], choice)
+    if history is not None and (beside := _beside(history, target)):
+        # It was found in a crowd, which is asked again as it was.
+        others = [Item(p, form) for p in prompts.prompts for form in beside.get(p.id, ()) if p.id != target.prompt]
+        work = work._replace(items=(*work.items, *others), at_once=AtOnce(0, (len(others) + 1,), False))
     if target.instance is not None:
         work = work._replace(scripts=tuple(s for s in work.scripts if s.instance == target.instance))
     if not work.requests:
@@ -335,6 +340,17 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     # Outputs are not re-scored here; if the profile asked for it, evidence would be missing in every attempt.
     alone = without_rescoring(profile)
     return Prepared(alone, source, {profile.variant: prompts}, make_plan(alone, group), (work,))
+
+
+def _beside(history: History, target: Target) -> dict[str, list[Form]]:
+    """Return the cold prompts that were under way with the one of a finding, in their forms."""
+    asked = [o for o in history.in_order(target.cell) if o.scenario == COLD and o.concurrent > 1]
+    stages = {o.stage for o in asked if (o.prompt_id, o.form) == (target.prompt, target.form)}
+    found: dict[str, list[Form]] = {}
+    for o in asked:
+        if target.scenario == COLD and o.stage in stages:
+            found.setdefault(o.prompt_id, []).append(o.form)
+    return found
 
 
 # --- attempts --------------------------------------------------------------------------------------------------------

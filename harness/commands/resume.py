@@ -151,7 +151,7 @@ def _rest(whole: Prepared, history: History) -> Prepared:
         if cells:
             groups.append(group._replace(cells=cells))
     works = tuple(
-        w._replace(items=(), scripts=()) if w.cell.id in done else w
+        w._replace(items=(), scripts=(), at_once=None) if w.cell.id in done else w
         for w in whole.works
         if w.cell.id not in done or w.cell.id in score
     )

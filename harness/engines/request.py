@@ -9,6 +9,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -61,6 +62,8 @@ class Ask(NamedTuple):
     """How the answer is asked for; of Messages at the chat endpoint."""
     p_tokens: int = 1
     """Output tokens that P is asked for in a hand-off."""
+    turn: AbstractContextManager[object] = contextlib.nullcontext()
+    """Held while P is asked, so that requests which share it are computed there one by one."""
 
     @property
     def prefilled(self) -> list[int] | str | Messages:
@@ -190,17 +193,18 @@ class Exchange:
         # Before it is asked: it may end just before it breaks or is given up.
         self.kept_by_p += 1
         try:
-            prefill = p.complete(
-                ask.prefilled,
-                Sampling(ask.p_tokens, self._workload.logprobs, ask.temperature),
-                request_id,
-                salt,
-                ask.read_back or REMOTE_DECODE,
-                count=False,
-                abandon=ask.given_up("prefill"),
-                fields=for_prefill(ask.fields),
-                api=ask.api_of_p,
-            )
+            with ask.turn:
+                prefill = p.complete(
+                    ask.prefilled,
+                    Sampling(ask.p_tokens, self._workload.logprobs, ask.temperature),
+                    request_id,
+                    salt,
+                    ask.read_back or REMOTE_DECODE,
+                    count=False,
+                    abandon=ask.given_up("prefill"),
+                    fields=for_prefill(ask.fields),
+                    api=ask.api_of_p,
+                )
         except RefusedError:
             self.kept_by_p -= 1
             raise

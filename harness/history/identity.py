@@ -42,6 +42,8 @@ class Identity(Strict):
     step_tokens: int | None
     """Token budget of an engine step: chunked prefill changes what EAGLE3 and MTP drafters see."""
     temperature: float = 0.0
+    at_once: int = 1
+    """Most prompts under way at once, where the noise of crowds is part of the answers (normal tier)."""
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
     """Values that replace those in the target's ``config.json``, or are added to it."""
     extra_args: tuple[str, ...] = ()
@@ -58,7 +60,8 @@ class Identity(Strict):
     @model_serializer(mode="wrap")
     def _without_empty_config(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty configurations: identities of those who need none stay as they were recorded."""
-        return {k: v for k, v in handler(self).items() if k not in ("speculative_config", "hf_overrides") or v}
+        usual = {"speculative_config": {}, "hf_overrides": {}, "at_once": 1}
+        return {k: v for k, v in handler(self).items() if k not in usual or v != usual[k]}
 
 
 def identity_of(
@@ -86,6 +89,7 @@ def identity_of(
         tensor_parallel=profile.engine.tensor_parallel.decode,
         enforce_eager=profile.engine.enforce_eager,
         batch_invariant=profile.batch_invariant,
+        at_once=profile.workload.at_once if profile.judging.tier == "normal" else 1,
         hf_overrides=profile.engine.hf_overrides,
         extra_args=profile.engine.extra_args,
         env={name: value for name, value in profile.engine.env.items() if name not in NEUTRAL_VARIABLES},

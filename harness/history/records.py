@@ -23,6 +23,8 @@ RESCORE = "rescore"
 to show how it rounds (``harness.history.rounding``)."""
 COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
+SUBJECT = "subject"
+"""Part of a request that a scenario is about, and of every cold one."""
 SentTo = Literal["cell", "prefill", "local", "former-p", "reference"]
 """Where a request goes: through the cell's topology, to P alone, to the answering engine alone, or to D with the
 parameters of an earlier hand-off, as if that P had been restarted since, or as they are."""
@@ -65,7 +67,7 @@ class PlannedRequest(Strict):
     form: Form
     scenario: str = COLD
     instance: int = 0
-    part: str = "subject"
+    part: str = SUBJECT
     stage: int = 0
     prompt_sha256: str
     """Hash of the prompt's token ids, source and known answer (``harness.history.plan.prompt_sha256``)."""
@@ -239,7 +241,7 @@ class Observation(Strict):
     scenario: str = COLD
     instance: int = 0
     """Number of the run through the scenario that this belongs to."""
-    part: str = "subject"
+    part: str = SUBJECT
     """The request's purpose in its scenario: subject, donor, fill, holder, late, …"""
     stage: int = 0
     route: SentTo = "cell"

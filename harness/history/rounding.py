@@ -25,6 +25,8 @@ ASIDE: Mapping[WayName, int] = {"again": 1, "hit": 2, "crowd": 3}
 HELD_AGAINST = "donor"
 """``part`` of a request whose answer is the one that others of its way are compared with."""
 QUANTILES = (0.5, 0.9, 0.99)
+RESOLUTION_NATS = 1e-5
+"""Smallest bound: records have six decimals, so log-probs that differ by less are equal."""
 MULTIPLE = 8
 """The bound as a multiple of the largest difference that was seen. Of 5,040 tokens of a real model on CPU, 99 % moved
 by less than two fifths of the largest, so the largest of a few hundred is no outlier (docs/checks.md)."""

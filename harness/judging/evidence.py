@@ -19,7 +19,7 @@ from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
-from harness.profiles.scenarios import SAMPLED
+from harness.profiles.scenarios import AT_ONCE, SAMPLED
 from harness.util.invalid_data import describe_validation_error
 
 T = TypeVar("T")
@@ -157,7 +157,9 @@ class Evidence(NamedTuple):
             if record.planned or not record.scenarios:
                 yield self.view(record)
             for scenario in record.scenarios:
-                yield self.view(record, scenario)
+                # In the normal tier these few requests only decide how the others are asked.
+                if scenario != AT_ONCE or self.judging.tier != "normal":
+                    yield self.view(record, scenario)
 
 
 class Stages(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.history.at_once import in_words
 from harness.history.engine_interfaces import PER_REQUEST_FLAG, SERVER_INFO
 from harness.history.folder import History
 from harness.history.plan import ROUTER
@@ -11,6 +12,7 @@ from harness.history.records import RunRecord
 from harness.history.run_kind import notices_of as kind_notices
 from harness.judging.evidence import Evidence, judging_of
 from harness.judging.rounding import notices as rounding_notices
+from harness.observed.at_once import crowd_proof
 from harness.profiles.cells import CellName
 from harness.util.text import listed
 
@@ -28,6 +30,7 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
         *rounding_notices(evidence, judging_of(history).tier),
         *(n for lookup in evidence.baselines.values() for n in lookup.notices),
     ]
+    notices += _of_crowds(evidence)
     if any(not c.texts and c.state == "complete" for c in run.cells):
         notices.append("the texts of answers are not judged, because they were not recorded")
     if history.torn_line:
@@ -39,6 +42,20 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
         for cell, scenario in history.unplanned()
     ]
     return tuple(notices)
+
+
+def _of_crowds(evidence: Evidence) -> Iterator[str]:
+    """Yield which cells were asked cold prompts together and which one by one, where that had to be shown."""
+    proofs = {v.id: found for v in evidence.views() if v.cold and (found := crowd_proof(v)) is not None and found.asked}
+    if together := [cell for cell, found in proofs.items() if found.holds]:
+        most = max(proofs[cell].asked for cell in together)
+        yield (
+            f"cold prompts were asked together in {listed(together, 'and')}, where the first ones, up to {most}, had "
+            "the same answers alone and together"
+        )
+    for cell, found in proofs.items():
+        if not found.holds:
+            yield f"{cell}: {in_words(found)}"
 
 
 def _of_the_end(run: RunRecord) -> Iterator[str]:

@@ -13,14 +13,12 @@ from typing import NamedTuple, get_args
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
 from harness.history.records import Observation
-from harness.history.rounding import MULTIPLE, Rounding, WayName, in_words
+from harness.history.rounding import MULTIPLE, RESOLUTION_NATS, Rounding, WayName, in_words
 from harness.judging.evidence import CellView, Evidence
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging, Tier
 from harness.util.text import listed
 
-RESOLUTION_NATS = 1e-5
-"""Smallest bound: records have six decimals."""
 OTHERWISE_NATS = 1e-3
 """Bound where sums may be added in another order and nobody measured by how much: on another machine, or without a
 measurement."""

@@ -15,7 +15,7 @@ from harness.history.records import COLD, COUNTED, CellRecord, EngineRecord, For
 from harness.profiles.cells import SECOND_P, CellName
 from harness.profiles.methods import Traits
 from harness.profiles.recorded_profile import RecordedEngine, RecordedProfile
-from harness.profiles.scenarios import Scenario
+from harness.profiles.scenarios import AT_ONCE, Scenario
 from harness.prompts.lengths import classify
 
 
@@ -127,7 +127,22 @@ class ObservedCell:
     def asked(self, cell_id: str) -> bool:
         """Return whether the run was asked to observe another cell in this cell's scenario."""
         record = self.history.cell(cell_id)
-        return record is not None and (record.planned > 0 if self.cold else self.scenario in record.scenarios)
+        if record is None:
+            return False
+        return record.planned > 0 if self.cold or self.has_own_crowd else self.scenario in record.scenarios
+
+    @property
+    def has_own_crowd(self) -> bool:
+        """Whether each cell asks prompts of its own choice in this scenario, so that others have them cold alone."""
+        return self.scenario == AT_ONCE
+
+    def answers_of(self, cell_id: str) -> dict[str, Observation]:
+        """Return the observations of another cell to compare with, by the keys of this one's: those in this scenario,
+        or cold to the prompts of a crowd that only this cell has."""
+        if not self.has_own_crowd:
+            return self.history.of(cell_id, scenario=self.scenario)
+        cold = self.history.of(cell_id)
+        return {key: cold[o.prompt_id] for key, o in self.observations().items() if o.prompt_id in cold}
 
     @property
     def has_twin(self) -> bool:

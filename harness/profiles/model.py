@@ -23,7 +23,7 @@ from harness.profiles.model_reference import (
     Source,
     local_folder,
 )
-from harness.profiles.scenarios import Scenario
+from harness.profiles.scenarios import AT_ONCE, Scenario
 from harness.stats.multiplicity import stage_alpha
 from harness.util.names import ShortName, VariantName
 from harness.util.strict import Strict
@@ -58,6 +58,9 @@ class Expected(Strict):
     single_start_s: float = Field(default=10.0, gt=0, le=86_400)
     pd_request_s: float = Field(default=0.25, gt=0, le=86_400)
     single_request_s: float = Field(default=0.25, gt=0, le=86_400)
+
+    beside_share: float = Field(default=0.5, ge=0, le=10)
+    """By what share of a request's own time each other one beside it makes it longer."""
 
     def start_s(self, topology: str) -> float:
         return self.pair_start_s if topology == "pd" else self.single_start_s
@@ -163,6 +166,10 @@ class Workload(Strict):
     """About how many prompts of each stratum are sent cold, in all cells; None sends every prompt of the set."""
     routed_per_stratum: int | None = Field(default=None, ge=1)
     """The same for cells behind a router, which changes who performs the hand-off and not what the engines compute."""
+    at_once: int = Field(default=1, ge=1, le=256)
+    """Most cold prompts that are under way at once. In the bitwise tier the first ones are asked alone and then
+    together; the others go together if that changes no answer, else one by one. In the normal tier baselines are
+    recorded in crowds, too, so that their A/A has the noise of crowds."""
     order_seed: int | None = 1
     """Seed of the order in which cold prompts are sent, the same in all cells; None sends them as the set has them, by
     length, so that a defect of long prompts cannot be told from one of old engines."""
@@ -369,8 +376,8 @@ class Profile(Strict):
     @model_validator(mode="after")
     def _fits(self) -> Profile:
         ids = [s.id for s in self.scenarios]
-        if len(set(ids)) != len(ids) or "cold" in ids:
-            raise ValueError(f"scenarios: expected unique ids other than 'cold', found {', '.join(ids)}")
+        if len(set(ids)) != len(ids) or {"cold", AT_ONCE} & {*ids}:
+            raise ValueError(f"scenarios: expected unique ids other than 'cold' and 'at-once', found {', '.join(ids)}")
         if self.engine.pushes and "router" in self.routes:
             raise ValueError(
                 "routes: expected client alone with engine.kv_transfer push, since a router hides P's counters"

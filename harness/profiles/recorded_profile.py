@@ -19,7 +19,7 @@ from harness.profiles.engine_config import TensorParallel
 from harness.profiles.methods import Traits, traits_of
 from harness.profiles.model import Judging, Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, on_p_role
-from harness.profiles.scenarios import Scenario
+from harness.profiles.scenarios import AT_ONCE, Crowd, Scenario
 
 ENGINE_DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
@@ -193,7 +193,15 @@ class RecordedProfile(NamedTuple):
     def scenario(self, name: str) -> Scenario | None:
         """Return a scenario by its id, or None. Raises ValidationError if it is damaged."""
         raw = next((s for s in self.data.get("scenarios", ()) if s.get("id") == name), None)
+        if raw is None and name == AT_ONCE and self.at_once > 1:
+            # Not a scenario of the profile, but what it sends like one of this kind.
+            return Crowd(id=AT_ONCE, kind="crowd", prompts=self.at_once, together=self.at_once, proves=("batched",))
         return None if raw is None else _SCENARIO.validate_python(raw)
+
+    @property
+    def at_once(self) -> int:
+        """Most cold prompts under way at once."""
+        return int(self.section("workload").get("at_once", 1))
 
     def method(self, kind: str) -> Mapping[str, Any]:
         """Return the settings of a method; none if the profile lacks it."""

@@ -11,6 +11,8 @@ from harness.util.strict import Strict
 
 Topology = Literal["single", "pd"]
 BOTH: tuple[Topology, ...] = ("pd", "single")
+AT_ONCE = "at-once"
+"""Reserved id: the first cold prompts asked once more, together (``harness.history.at_once``)."""
 PRESSURE_SLACK = 0.1
 CHUNKS_SLACK = 0.03
 """The most that other chunks moved the mean of a single request (EAGLE3 and MTP; docs/scenarios.md)."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 
 from harness.engines.attached import AttachedExecutor
 from harness.engines.environment import EngineEnvironment
@@ -25,13 +26,16 @@ from harness.runner.record_cells import ask_cells
 from harness.runner.recorder import Recorder
 from harness.runner.timeouts import limited, run_limit_s
 from harness.scheduling.model import Placement
-from harness.scheduling.planning import one_by_one, planned
+from harness.scheduling.planning import all_at_once, one_by_one, planned
 from harness.scheduling.scheduler import Scheduler
 from harness.util.files import write_traceback
 from harness.util.progress import Reporter
 from harness.util.signals import deferred, ignored
+from harness.util.text import listed
 from harness.workload.prepare import Prepared
 
+_LOOK_S = 0.5
+"""Seconds between looks at whether engines that wait for others were ended."""
 NOT_STARTED = "not started, since the first engines did not become ready: "
 """How the reason begins for the cells of engines that were not tried any more."""
 
@@ -71,6 +75,10 @@ class Runner:
         self._limit_s = run_limit_s(prepared.profile.timeouts, len(self._recorders) * prepared.expected_s)
         self._late = ""
         """Why no further group is started: the time limit, or the watch; empty until then."""
+        self._over = threading.Condition(self._lock)
+        """Told whenever a group of engines is over, or will never be started."""
+        self._left = set(self._groups)
+        """Groups that are not over."""
         self._gone: set[str] = set()
         """Nodes already reported as lost."""
 
@@ -92,8 +100,10 @@ class Runner:
         works = list(self._works.values())
         rescore = self._recorder.record.rescore
         jobs = jobs_of(self._plan, works, self._profile, inventory, rescore, self._executor.rule)
-        policy = one_by_one if self._executor.at_once == 1 else planned
-        scheduler = policy(jobs, inventory.devices)
+        if self._executor.at_once == 1:
+            scheduler = one_by_one(jobs, inventory.devices)
+        else:
+            scheduler = planned(all_at_once(jobs, inventory.devices), inventory.devices)
         self._give_up(scheduler.refused)
         try:
             with limited(self._limit_s, self._overdue):
@@ -162,6 +172,8 @@ class Runner:
         finally:
             with self._lock:
                 self._on.subtract(placement.devices)
+                self._left.discard(placement.job.id)
+                self._over.notify_all()
                 empty = [d for d in placement.devices if not self._on[d]]
         return {d: reason for d in empty if not self._ending and (reason := memory.kept(d))}
 
@@ -179,6 +191,9 @@ class Runner:
         """Mark the cells of groups that fit on no device as failed."""
         for group_id, reason in refused.items():
             self._failed(self._groups[group_id], reason)
+        with self._over:
+            self._left -= refused.keys()
+            self._over.notify_all()
 
     def _end_engines(self) -> None:
         """End all engines now; the threads that use them will notice."""
@@ -257,11 +272,22 @@ class Runner:
             self._failed(group, f"the harness itself failed: {type(error).__name__}: {error}; see {log}")
 
     def _ask(self, session: EngineGroupSession, group: EngineGroup) -> None:
-        works = [self._works[c.id] for c in group.cells]
         for number, recorder in enumerate(self._recorders, 1):
+            asked = self._works if number == 1 else recorder.works
+            works = [asked[c.id] for c in group.cells]
             if len(self._recorders) > 1:
                 self._reporter.line(f"{group.id}: repetition {number} of {len(self._recorders)}")
-            ask_cells(session, works, recorder, self._reporter)
+            ask_cells(session, works, recorder, self._reporter, partial(self._wait_for_outputs, session))
+
+    def _wait_for_outputs(self, session: EngineGroupSession) -> None:
+        """Wait until the other engines of a variant are over, whose outputs are to be re-scored."""
+        mine = session.group
+        others = {g.id for g in self._groups.values() if g.variant == mine.variant and g.id != mine.id}
+        with self._over:
+            if left := others & self._left:
+                self._reporter.line(f"{mine.id}: waits for the outputs of {listed(sorted(left), 'and')}")
+            while others & self._left and not session.ended:
+                self._over.wait(_LOOK_S)
 
     def _failed(self, group: EngineGroup, reason: str) -> None:
         self._reporter.line(f"{group.id}: UNKNOWN: {reason}")

@@ -8,32 +8,75 @@ from functools import partial
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import EngineDiedError, HandoffError, InfrastructureError
+from harness.history.at_once import CrowdProof, proof_of, tells_drafts
 from harness.history.records import Observation, SecondTry
 from harness.profiles.cells import Cell
 from harness.runner.play import Player
 from harness.scenarios.base import Script
+from harness.workload.at_once import ColdRound, crowd
 from harness.workload.cells import CellWork
 
 
-def perform(session: EngineGroupSession, work: CellWork) -> Iterator[Observation]:
-    """Send all requests of a cell, one request or stage at a time, and yield the observations. Raises EngineDiedError
-    when an engine of the group died."""
+def perform(
+    session: EngineGroupSession, work: CellWork, told: Callable[[CrowdProof], None] = lambda _: None
+) -> Iterator[Observation]:
+    """Send all requests of a cell, one request or stage at a time, and yield the observations. ``told`` is called with
+    what shows whether cold prompts may be asked together, if anything has to. Raises EngineDiedError when an engine of
+    the group died."""
     sequence = 0
-    for item in work.items:
-        ask = partial(session.observe, work.cell, item.prompt, item.form, sequence)
-        observation = ask()
-        yield _tried_again(session, observation, ask) if failed(observation) else observation
-        if observation.error is not None:
-            _go_on(session, failed(observation))
-        sequence += 1
-    for script in work.scripts:
-        broke, by_itself = False, False
-        for observation in _played(session, work.cell, script, sequence):
-            broke, by_itself = broke or observation.error is not None, by_itself or failed(observation)
+    first, others = work.until_proof
+    alone: dict[str, Observation] = {}
+    for asked in first:
+        for observation in _one_by_one(session, work.cell, asked, sequence):
+            if observation.form == "ids":
+                alone[observation.prompt_id] = observation
             yield observation
             sequence += 1
-        if broke:
-            _go_on(session, by_itself)
+    speculative = work.cell.method.draft_tokens > 0
+    together = not speculative or all(map(tells_drafts, alone.values()))
+    if work.proof is not None:
+        beside: list[Observation] = []
+        for observation in _play(session, work.cell, work.proof, sequence):
+            beside.append(observation)
+            yield observation
+            sequence += 1
+        found = proof_of(alone, beside, session.profile.judging.logprob_nats, speculative)
+        together = found.holds
+        told(found)
+    for asked in others:
+        way = _in_a_crowd if together and len(asked.items) > 1 else _one_by_one
+        for observation in way(session, work.cell, asked, sequence):
+            yield observation
+            sequence += 1
+    for script in work.scripts:
+        for observation in _play(session, work.cell, script, sequence):
+            yield observation
+            sequence += 1
+
+
+def _one_by_one(session: EngineGroupSession, cell: Cell, asked: ColdRound, sequence: int) -> Iterator[Observation]:
+    """Yield the answers to cold prompts that have the engines to themselves."""
+    for number, item in enumerate(asked.items, sequence):
+        ask = partial(session.observe, cell, item.prompt, item.form, number)
+        observation = ask()
+        found = _tried_again(session, observation, ask) if failed(observation) else observation
+        yield found.model_copy(update={"stage": asked.number}) if asked.number else found
+        if observation.error is not None:
+            _go_on(session, failed(observation))
+
+
+def _in_a_crowd(session: EngineGroupSession, cell: Cell, asked: ColdRound, sequence: int) -> Iterator[Observation]:
+    return _play(session, cell, crowd(asked), sequence)
+
+
+def _play(session: EngineGroupSession, cell: Cell, script: Script, sequence: int) -> Iterator[Observation]:
+    """Yield the observations of a script, and see to it that what comes after it can be sent."""
+    broke, by_itself = False, False
+    for observation in _played(session, cell, script, sequence):
+        broke, by_itself = broke or observation.error is not None, by_itself or failed(observation)
+        yield observation
+    if broke:
+        _go_on(session, by_itself)
 
 
 def _go_on(session: EngineGroupSession, by_itself: bool) -> None:

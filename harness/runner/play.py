@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import AbstractContextManager
 from typing import Any
 
 from harness.engines.client import Client
@@ -15,7 +16,7 @@ from harness.engines.counters import LATE_COUNTERS, credited, delta
 from harness.engines.request import Ask, payload
 from harness.engines.session import Broken, EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
-from harness.history.records import Failure, Leg, Observation
+from harness.history.records import COLD, SUBJECT, Failure, Leg, Observation
 from harness.profiles.cells import Cell, Role
 from harness.profiles.scenarios import is_chat
 from harness.prompts.messages import Messages, messages_of
@@ -120,7 +121,7 @@ class Player:
         """Yield the observations in the order of the script, up to those of the stage in which an engine of the group
         ended; ``sequence`` is the number of the first one."""
         salts: dict[str, str] = {}
-        for number, stage in enumerate(script.stages):
+        for number, stage in enumerate(script.stages, script.first):
             for send in (one for outer in stage.sends for one in (outer, *outer.between)):
                 salts.setdefault(send.group, uuid.uuid4().hex)
             for observation in self._stage(script, number, stage, salts, sequence):
@@ -134,7 +135,7 @@ class Player:
             if self._ended:
                 return
             # What only brings the pair back to what it was has the pair to itself.
-            self._heal(script.stages[number + 1 :])
+            self._heal(script.stages[number - script.first + 1 :])
 
     def _heal(self, left: Sequence[Stage]) -> None:
         """Start D again before the last request of a script in which it has not answered: that of a mistake is over."""
@@ -172,10 +173,11 @@ class Player:
             Observation(
                 cell=self._cell.id,
                 prompt_id=send.prompt.id,
-                form="ids",
+                form=send.form,
                 scenario=script.scenario,
                 instance=script.instance,
-                part=send.part,
+                # A cold prompt is known by its id alone, however it is asked.
+                part=SUBJECT if script.scenario == COLD else send.part,
                 stage=number,
                 route=send.route,
                 max_tokens=send.max_tokens or self._session.profile.workload.max_tokens,
@@ -226,7 +228,7 @@ class Player:
 
     def _payload(self, send: Send) -> list[int] | str | Messages:
         if not is_chat(send.api):
-            return payload(send.prompt, "ids")
+            return payload(send.prompt, send.form)
         messages = messages_of(self._session.profile, send.prompt)
         if messages is None:
             raise HandoffError(f"expected messages that the chat template renders to {send.prompt.id}, found none")
@@ -343,7 +345,7 @@ class Player:
         session = self._session
         counters = SharedCounters(session, self._routed)
         answers = [SentRequest() for _ in stage.sends]
-        gate = Gate(stage.sends)
+        gate = Gate(stage.sends, stage.p_in_turn)
         held = self._held(stage)
         if problem := self._hold(held):
             # Without the hold they would not meet in one step, which is the state that they are sent for.
@@ -394,7 +396,7 @@ class Player:
             answer.asked = clock.now()
             gate.arrived(send.part)
 
-        ask = self._ask(send, salts, counted=False)
+        ask = self._ask(send, salts, counted=False)._replace(turn=gate.turn)
         answer.fields = ask.fields
         try:
             if send.route == "reference" and ask.former is None:
@@ -435,7 +437,9 @@ class Gate:
     """Synchronises concurrent requests: lets the player wait until all have reached the held engine, and late requests
     wait for the answers of others."""
 
-    def __init__(self, sends: Collection[Send]) -> None:
+    def __init__(self, sends: Collection[Send], p_in_turn: bool = False) -> None:
+        self.turn: AbstractContextManager[object] = threading.Lock() if p_in_turn else contextlib.nullcontext()
+        """Held by the request that P is asked."""
         self._awaited = {send.part for send in sends if not send.after}
         self._changed = threading.Condition()
         self._answers = {send.part: threading.Event() for send in sends}

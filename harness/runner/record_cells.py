@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from harness.engines.session import EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
+from harness.history.at_once import CrowdProof, in_words
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.profiles.model import TopologyName
 from harness.runner.kv_notes import notes_brought, notes_of_servers
@@ -33,22 +34,35 @@ def record_cells(
         raise
 
 
-def ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
-    """Record the engines, ask each cell, and re-score the outputs where the run asks for it. Raises InfrastructureError
-    as ``record_cells`` does, and leaves it to the caller to mark the cells."""
+def ask_cells(
+    session: EngineGroupSession,
+    works: Sequence[CellWork],
+    recorder: Recorder,
+    reporter: Reporter,
+    outputs_come: Callable[[], None] = lambda: None,
+) -> None:
+    """Record the engines, ask each cell, and re-score the outputs where the run asks for it, once ``outputs_come``
+    returns. Raises InfrastructureError as ``record_cells`` does, and leaves it to the caller to mark the cells."""
     attached = session.notes
     from_servers = notes_of_servers(attached, recorder.folder, session.group.id) if attached else nullcontext()
     with notes_brought(session.kv_folder, recorder.folder, session.group.id), from_servers:
-        _ask_cells(session, works, recorder, reporter)
+        _ask_cells(session, works, recorder, reporter, outputs_come)
 
 
-def _ask_cells(session: EngineGroupSession, works: Sequence[CellWork], recorder: Recorder, reporter: Reporter) -> None:
+def _ask_cells(
+    session: EngineGroupSession,
+    works: Sequence[CellWork],
+    recorder: Recorder,
+    reporter: Reporter,
+    outputs_come: Callable[[], None],
+) -> None:
     recorder.engines(session.records())
     for work in works:
         run_cell(session, work, recorder, reporter)
     if recorder.record.rounding and session.group.rescores:
         show_rounding(session, works, recorder, reporter)
     if recorder.record.rescore and session.group.rescores:
+        outputs_come()
         rescore(session, recorder, reporter)
 
 
@@ -84,7 +98,11 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     errors = done = 0
     waited = 0.0
     busy_until = 0.0
-    for observation in perform(session, work):
+
+    def told(found: CrowdProof) -> None:
+        reporter.line(f"{work.cell.id}: {in_words(found)}")
+
+    for observation in perform(session, work, told):
         # An engine that is being ended truncates its answers.
         if session.ended:
             break

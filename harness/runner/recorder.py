@@ -99,6 +99,7 @@ class Recorder:
         kind: Kind = "run",
     ) -> None:
         """Create the record; ``adopt`` may replace it by the record of an interrupted run that is being resumed."""
+        self.works = {w.cell.id: w for w in works}
         self.outputs = Outputs(profile.judging.tier != "bitwise")
         self._lock = threading.RLock()
         self.folder = folder

@@ -11,6 +11,7 @@ from harness.runner.groups import Runner
 from harness.runner.options import DEFAULTS, RunOptions
 from harness.runner.run import prepared_recorder
 from harness.util.progress import Reporter
+from harness.workload.cells import in_other_crowds
 from harness.workload.prepare import Prepared
 
 
@@ -28,7 +29,7 @@ def record_repetitions(
     default, all do where the tier follows from that."""
     first, *again = (
         prepared_recorder(
-            prepared,
+            _repeated(prepared, i),
             environment,
             folder / repetition(i),
             options.mutants,
@@ -38,3 +39,11 @@ def record_repetitions(
         for i in range(1, repetitions + 1)
     )
     return Runner(prepared, environment, first, reporter, options, again).run_all()
+
+
+def _repeated(prepared: Prepared, number: int) -> Prepared:
+    """Return what a repetition asks: the same, the first one as planned and others in other crowds."""
+    if number == 1:
+        return prepared
+    works = (in_other_crowds(w, prepared.profile.part(w.cell.variant), number) for w in prepared.works)
+    return prepared._replace(works=tuple(works))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from harness.history.records import Observation, SentTo
+from harness.history.records import Form, Observation, SentTo
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Abandon, Api, Feature, Parameter, Scenario
@@ -26,6 +26,7 @@ class Send(NamedTuple):
     group: str
     """Requests of the same group may share cached blocks; each run of a script has its own groups."""
     route: SentTo = "cell"
+    form: Form = "ids"
     max_tokens: int | None = None
     temperature: float = 0.0
     after_s: float = 0.0
@@ -69,6 +70,8 @@ class Stage(NamedTuple):
     hold: Literal["first", "answering"] | None = None
     """Pause an engine until all requests are queued there, so that it begins them in one step: the one that is asked
     first (P in a pair), or the one that gives the output (D in a pair)."""
+    p_in_turn: bool = False
+    """Whether P is asked one after the other, so that it computes each prompt alone; D answers them together."""
 
 
 class Script(NamedTuple):
@@ -77,6 +80,8 @@ class Script(NamedTuple):
     scenario: str
     instance: int
     stages: tuple[Stage, ...]
+    first: int = 0
+    """Number of the first stage: cold prompts that are asked together are stages of one script."""
 
     @property
     def sends(self) -> list[Send]:

@@ -45,6 +45,18 @@ def planned(jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = time.
     return Scheduler(jobs, devices, best_rule(jobs, devices), clock)
 
 
+def all_at_once(jobs: Sequence[Job], devices: Sequence[Device]) -> tuple[Job, ...]:
+    """Return the jobs without their order if all of them can start at the same time: one that comes after others then
+    waits for their ends itself, and need not start only then."""
+    free = tuple(job._replace(after=()) for job in jobs)
+    room, wanted = sum(d.memory_gib for d in devices), sum(e.devices * e.gib for job in jobs for e in job.engines)
+    if wanted > room or not any(job.after for job in jobs):
+        return tuple(jobs)
+    schedule = simulate(free, devices)
+    at_once = not schedule.refused and all(slot.start_s == 0 for slot in schedule.slots)
+    return free if at_once else tuple(jobs)
+
+
 class _Jumping:
     """A clock that is set from event to event."""
 

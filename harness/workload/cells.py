@@ -9,18 +9,13 @@ from typing import NamedTuple
 
 from harness.history.records import COLD, Form
 from harness.profiles.cells import Cell, EngineGroup, Plan, start_expected_s, what_lists
-from harness.profiles.model import Profile, TopologyName, Workload
+from harness.profiles.model import Expected, Profile, TopologyName, Workload
+from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import Prompt, PromptSet
-from harness.scenarios.base import Script
+from harness.scenarios.base import SHORT, Script, Send
 from harness.util.choices import matching, no_such
+from harness.workload.at_once import AtOnce, ColdRound, Item, arranged, proof, rounds
 from harness.workload.scripts import drawn, scripts
-
-
-class Item(NamedTuple):
-    """One cold request."""
-
-    prompt: Prompt
-    form: Form
 
 
 class Choice(NamedTuple):
@@ -50,22 +45,50 @@ _AGEING_S: dict[TopologyName, float] = {"pd": 0.02, "single": 0.003}
 """Seconds that a request of one token takes on CPUs, a few at a time."""
 
 
+_SHORT_SHARE = 0.2
+"""Of the time of a whole answer; 0.04 to 0.21 were measured on a GPU (docs/evidence/gpu-runs.md)."""
+
+
 class CellWork(NamedTuple):
     """All requests of one cell, in order."""
 
     cell: Cell
     items: tuple[Item, ...]
     scripts: tuple[Script, ...]
+    at_once: AtOnce | None = None
+    """How cold prompts are asked together; None: one by one."""
+
+    @property
+    def rounds(self) -> list[ColdRound]:
+        """The cold requests, in the order in which they are asked."""
+        return rounds(self.items, self.at_once)
+
+    @property
+    def until_proof(self) -> tuple[list[ColdRound], list[ColdRound]]:
+        """The cold requests before the proof, and those whose way it decides."""
+        asked = self.rounds
+        first = self.at_once.alone if self.at_once is not None else 0
+        return asked[:first], asked[first:]
+
+    @property
+    def proof(self) -> Script | None:
+        """The script that follows those that are asked alone, and decides whether the others go together."""
+        return proof(self.items, self.at_once)
+
+    @property
+    def played(self) -> tuple[Script, ...]:
+        """All scripts, that of the proof first."""
+        return self.scripts if (first := self.proof) is None else (first, *self.scripts)
 
     @property
     def requests(self) -> int:
-        return len(self.items) + sum(s.requests for s in self.scripts)
+        return len(self.items) + sum(s.requests for s in self.played)
 
     @property
     def planned(self) -> dict[str, int]:
         """Number of requests per scenario, without cold ones."""
         counts: Counter[str] = Counter()
-        for script in self.scripts:
+        for script in self.played:
             counts[script.scenario] += script.requests
         return dict(counts)
 
@@ -74,14 +97,26 @@ def cell_work(profile: Profile, prompts: PromptSet, cell: Cell, choice: Choice =
     """Return the requests of a cell, or the chosen part of them."""
     known = {p.id: p for p in prompts.prompts}
     sent = _sent(prompts, profile.workload, cell, choice)
-    items = _cold(sent, profile.workload, choice) if choice.wants(COLD) else []
+    items, at_once = _arranged(_cold(sent, profile.workload, choice), profile, cell, choice)
     played = [
         script
         for scenario in profile.scenarios
         if choice.wants(scenario.id) and (scenario.routed or not cell.routed)
         for script in scripts(scenario, known, cell.topology, drawn(scenario, profile, sent))
     ]
-    return CellWork(cell, tuple(items), tuple(played))
+    if choice.wants(COLD):
+        return CellWork(cell, tuple(items), tuple(played), at_once)
+    alone = proof(items, at_once) if choice.wants(AT_ONCE) else None
+    return CellWork(cell, (), tuple(played) if alone is None else (alone, *played))
+
+
+def _arranged(items: list[Item], profile: Profile, cell: Cell, choice: Choice) -> tuple[list[Item], AtOnce | None]:
+    """Divide cold requests into crowds, if the profile wants any. What baselines are compared with bit for bit is asked
+    one by one."""
+    bitwise = profile.judging.tier != "normal"
+    if profile.workload.at_once == 1 or (bitwise and choice.uses == RECORDING.uses):
+        return items, None
+    return arranged(items, profile, cell)
 
 
 def _sent(prompts: PromptSet, workload: Workload, cell: Cell, choice: Choice) -> list[Prompt]:
@@ -98,6 +133,15 @@ def _cold(chosen: Sequence[Prompt], workload: Workload, choice: Choice) -> list[
     # A baseline keeps the order of its recording, which is that of the set.
     as_listed = workload.order_seed is None or choice.uses == RECORDING.uses
     return items if as_listed else in_seeded_order(items, workload.order_seed or 0)
+
+
+def in_other_crowds(work: CellWork, profile: Profile, number: int) -> CellWork:
+    """Return the work with its cold prompts in other crowds, if what crowds do to answers is noise to be measured:
+    equal crowds would show less of it."""
+    if work.at_once is None or work.at_once.proven:
+        return work
+    items, at_once = arranged(in_seeded_order(work.items, number), profile, work.cell)
+    return work._replace(items=tuple(items), at_once=at_once)
 
 
 def in_seeded_order(items: Iterable[Item], seed: int) -> list[Item]:
@@ -146,7 +190,8 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
     """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
-    known = list(dict.fromkeys([COLD, *(s.id for part in profile.written_parts for s in part.scenarios)]))
+    proofs = [AT_ONCE] if any(proves(part) for part in profile.written_parts) else []
+    known = list(dict.fromkeys([COLD, *proofs, *(s.id for part in profile.written_parts for s in part.scenarios)]))
     if not patterns:
         return EVERYTHING
     wanted: set[str] = set()
@@ -171,9 +216,42 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    asked = sum(group.expected.request_s(w.cell.topology) * w.requests for w in mine)
+    asked = sum(
+        _cold_expected_s(w, group.expected) + scripts_expected_s(w.played, w.cell.topology, group.expected)
+        for w in mine
+    )
     ageing = sum(_AGEING_S[w.cell.topology] * s.ageing for w in mine for s in w.scripts)
     return start_expected_s(group) + asked + ageing
+
+
+def scripts_expected_s(scripts: Iterable[Script], topology: TopologyName, expected: Expected) -> float:
+    """Return the rough time of scripts in seconds."""
+    waves: list[list[float]] = []
+    for stage in (stage for script in scripts for stage in script.stages):
+        waves.append([_share(send) for send in stage.sends if not send.after])
+        waves.append([_share(send) for send in stage.sends if send.after])
+        waves += [[_share(other)] for send in stage.sends for other in send.between]
+    return expected.request_s(topology) * sum(_wave(wave, expected) for wave in waves)
+
+
+def _cold_expected_s(work: CellWork, expected: Expected) -> float:
+    waves = ([1.0] * len(asked.items) for asked in work.rounds)
+    return expected.request_s(work.cell.topology) * sum(_wave(wave, expected) for wave in waves)
+
+
+def _wave(shares: Sequence[float], expected: Expected) -> float:
+    """Return the time of requests that are under way together, in those of one that has the engines to itself."""
+    return max(shares, default=0.0) * (1 + expected.beside_share * (len(shares) - 1))
+
+
+def _share(send: Send) -> float:
+    """Return what part of a request's time one takes that only fills caches."""
+    return _SHORT_SHARE if (send.max_tokens or SHORT + 1) <= SHORT else 1.0
+
+
+def proves(profile: Profile) -> bool:
+    """Return whether cells have to show that asking cold prompts together changes nothing."""
+    return profile.workload.at_once > 1 and profile.judging.tier != "normal"
 
 
 def total_requests(works: Iterable[CellWork]) -> int:

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from harness.history.plan import prompt_sha256
-from harness.history.records import Form, LegRole, PlannedRequest, SentTo
+from harness.history.records import LegRole, PlannedRequest, SentTo
 from harness.profiles.cells import Cell
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Script
+from harness.workload.at_once import ColdRound
 from harness.workload.cells import CellWork
 
 
 def planned_rows(work: CellWork, max_tokens: int) -> tuple[PlannedRequest, ...]:
     """Return a row for each request of a cell; ``max_tokens`` is that of requests without a number of their own."""
     number = itertools.count()
-    cold = [_cold(work.cell, item.prompt, item.form, next(number), max_tokens) for item in work.items]
-    played = (row for script in work.scripts for row in _played(work.cell, script, number, max_tokens))
-    return (*cold, *played)
+    first, others = work.until_proof
+    rows = [*_cold(work.cell, first, number, max_tokens)]
+    rows += _played(work.cell, work.proof, number, max_tokens) if work.proof is not None else ()
+    rows += _cold(work.cell, others, number, max_tokens)
+    return (*rows, *(row for script in work.scripts for row in _played(work.cell, script, number, max_tokens)))
 
 
-def _cold(cell: Cell, prompt: Prompt, form: Form, sequence: int, max_tokens: int) -> PlannedRequest:
-    return PlannedRequest(
-        sequence=sequence,
-        prompt_id=prompt.id,
-        form=form,
-        prompt_sha256=_hash(prompt),
-        max_tokens=max_tokens,
-        legs=_legs(cell, "cell"),
-    )
+def _cold(cell: Cell, asked: Iterable[ColdRound], number: Iterator[int], max_tokens: int) -> Iterator[PlannedRequest]:
+    for together in asked:
+        for item in together.items:
+            yield PlannedRequest(
+                sequence=next(number),
+                prompt_id=item.prompt.id,
+                form=item.form,
+                stage=together.number,
+                prompt_sha256=_hash(item.prompt),
+                max_tokens=max_tokens,
+                concurrent=len(together.items),
+                legs=_legs(cell, "cell"),
+            )
 
 
 def _played(cell: Cell, script: Script, number: Iterator[int], max_tokens: int) -> Iterator[PlannedRequest]:

@@ -13,7 +13,8 @@ from harness.history.records import Observation, Speculation
 from harness.history.token_ids import output_key
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
-from harness.workload.cells import CellWork, Item
+from harness.workload.at_once import Item
+from harness.workload.cells import CellWork
 from tests.support.builders import change_final, counted, engine, leg, rescoring
 from tests.support.fake_notes import note
 

@@ -75,6 +75,10 @@ class FakeSession:
         if self.group.id in self.stuck:
             raise OSError("it does not want to")
 
+    @property
+    def ended(self):
+        return self.gone.is_set()
+
     def switch(self, *_):
         pass
 

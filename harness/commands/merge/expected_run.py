@@ -15,9 +15,10 @@ from harness.judging.evidence import ONE_STAGE, Stages
 from harness.profiles.cells import Cell, select_cells
 from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
+from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import load_prompts
 from harness.util.invalid_data import describe_validation_error
-from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios
+from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios, proves
 
 
 class MergeOptions(NamedTuple):
@@ -61,11 +62,9 @@ class ExpectedRun(NamedTuple):
         work = self.works.get(cell.id)
         if work is not None:
             return {COLD: len(work.items), **work.planned}
-        scenarios = [
-            s.id
-            for s in self.profile.part(cell.variant).scenarios
-            if (s.routed or not cell.routed) and cell.topology in s.topologies
-        ]
+        part = self.profile.part(cell.variant)
+        scenarios = [AT_ONCE] if proves(part) and self.choice.wants(COLD) else []
+        scenarios += [s.id for s in part.scenarios if (s.routed or not cell.routed) and cell.topology in s.topologies]
         return {s: 1 for s in (COLD, *scenarios) if self.choice.wants(s)}
 
     @property

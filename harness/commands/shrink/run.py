@@ -167,7 +167,8 @@ def shrink(
 def first_variant(prepared: Prepared, target: Target) -> Variant:
     """Return the case as it was found. Raises UsageError when the target names no request."""
     (work,) = prepared.works
-    if len(work.items) > 1:
+    # Of a crowd, the prompt of the finding comes first: what is smaller asks it alone.
+    if len(work.items) > 1 and work.at_once is None:
         raise UsageError("--shrink: expected one prompt, found a finding about a whole cell; choose one with --prompt")
     script = cold_script(work.items[0].prompt) if work.items else work.scripts[0]
     parts = [s.part for s in script.sends]

@@ -32,7 +32,8 @@ from harness.util import machine
 from harness.util.progress import Reporter
 from harness.util.signals import ignored, raise_once
 from harness.util.storage import FolderLock
-from harness.workload.cells import CellWork, Item
+from harness.workload.at_once import Item
+from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared, prepare
 
 

@@ -150,7 +150,7 @@ def _settled(cell: CellView) -> Iterator[Observation]:
 
 def _stage(o: Observation) -> tuple[str, int, int, int]:
     """Return what the requests have in common that share their counters."""
-    return (o.scenario, o.instance, o.stage, o.sequence if o.scenario == COLD else -1)
+    return (o.scenario, o.instance, o.stage, o.sequence if o.scenario == COLD and o.concurrent == 1 else -1)
 
 
 def _stages(settled: Iterable[Observation]) -> list[list[Observation]]:

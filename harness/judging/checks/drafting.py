@@ -105,10 +105,10 @@ def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int]
     """Return the number of drafts and the number of the first step with another number than configured, or None.
 
     The last step may be cut short by the end of the output, and any step by the end of the context. Beside other
-    requests the engine may leave out drafts for which a step has no room.
+    requests the engine may leave out drafts for which a step has no room, which it has for cold ones.
     """
     k, context = cell.record.draft_tokens, cell.settings.context_tokens
-    if o.concurrent > 1:
+    if o.concurrent > 1 and not cell.cold:
         return None
     length = len(o.sent_ids) + 1
     for number, (drafted, accepted) in enumerate(zip(spec.per_step_drafted, spec.per_step_accepted, strict=True), 1):

@@ -63,7 +63,7 @@ def logprobs_single(cell: CellView) -> CheckResult:
     if single is None:
         raise ValueError(f"{cell.id} has no single engine in this run")
     cold = replace(single, scenario=COLD).answers()
-    by_prompt = cell.is_plain or not single.planned
+    by_prompt = cell.is_plain or cell.has_own_crowd or not single.planned
     findings: list[Finding] = []
     judged = 0
     for form in get_args(Form):

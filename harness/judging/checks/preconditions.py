@@ -89,7 +89,7 @@ def _plain(cell: CellView) -> str:
 
 def _plain_finds_them(cell: CellView, gap: Gap) -> bool:
     """Return whether the same request found cached blocks on the same engine without speculation in this run."""
-    plain = cell.history.of(_plain(cell), scenario=cell.scenario).get(gap.observation.key)
+    plain = cell.answers_of(_plain(cell)).get(gap.observation.key)
     return plain is not None and plain.error is None and hits_of(leg_of(cell, plain, gap.missed_by)) > 0
 
 

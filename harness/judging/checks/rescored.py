@@ -36,7 +36,7 @@ def rescored(cell: CellView) -> CheckResult:
     """Check that each output token is the plain engine's choice after the tokens before it, or nearly ties with it, and
     as probable to it as to the engine that said it."""
     bound = near_tie_nats(cell)
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    plain = cell.answers_of(cell.name.reference)
     findings: list[Finding] = []
     scored: list[tuple[float, ...]] = []
     known = scores(cell)

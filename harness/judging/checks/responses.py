@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.history.acceptance import real_steps, request_counts
+from harness.history.at_once import in_words
 from harness.history.plan import Matched, matched, rows_of
 from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
 from harness.history.token_ids import common_prefix
@@ -16,6 +17,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.judging.rounding import allowed
+from harness.observed.at_once import crowd_proof
 from harness.observed.cell import Answer
 from harness.profiles.scenarios import REFUSED_BESIDE_DRAFTS, SAMPLED
 from harness.util.text import counted
@@ -53,6 +55,7 @@ def complete(cell: CellView) -> CheckResult:
         message = "expected the record to say which requests were planned, found no plan of this cell"
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message))
     findings += _other_engines(cell)
+    findings += _unproven_crowds(cell)
     if missing > 0 or cell.record.state != "complete":
         message = (
             f"expected {cell.planned} observations of a complete cell, found {len(observations)}{_incomplete(cell)}"
@@ -62,6 +65,19 @@ def complete(cell: CellView) -> CheckResult:
         findings.append(cell.finding(name, Verdict.UNKNOWN, "infrastructure", message, evidence=incomplete))
     words = f"{counted(refused, 'request')} refused by the engine, which does not take them with a drafter"
     return conclude(name, cell.id, len(observations), findings, note=words if refused else "")
+
+
+def _unproven_crowds(cell: CellView) -> list[Finding]:
+    """Return a finding for cold prompts that were asked together although that is not shown to change nothing, where it
+    had to be."""
+    together = [o for o in cell.all_observations() if o.concurrent > 1] if cell.cold else []
+    found = crowd_proof(cell) if together else None
+    if found is None or found.holds:
+        return []
+    message = (
+        f"expected cold prompts one by one, found {counted(len(together), 'request')} sent together: {in_words(found)}"
+    )
+    return [cell.untested("complete", message, together[0])]
 
 
 def _may_refuse(cell: CellView, o: Observation) -> bool:
@@ -286,7 +302,7 @@ def finish_reason(cell: CellView) -> CheckResult:
     Without an answer of the plain engine in the same scenario, its answer to the cold prompt counts.
     """
     name = "finish-reason"
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    plain = cell.answers_of(cell.name.reference)
     cold = cell.history.of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0

@@ -29,7 +29,7 @@ def texts(cell: CellView) -> CheckResult:
     Where bytes that are no character stand within a text, streams and whole decoding may differ, so that it is only
     compared with what the plain engine's same tokens are decoded as.
     """
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    plain = cell.answers_of(cell.name.reference)
     findings: list[Finding] = []
     judged = unclear = 0
     for o in cell.all_observations():

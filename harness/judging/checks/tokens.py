@@ -56,7 +56,7 @@ def _final(o: Observation | None) -> Leg | None:
 def _beside(cell: CellView, name: str, other: str, findings: list[Finding]) -> Iterator[tuple[str, Answer, Leg, Ids]]:
     """Yield each answer of a cell by key, with that of another cell of this run in the same scenario and its tokens;
     add a finding for one without."""
-    theirs = cell.history.of(other, scenario=cell.scenario)
+    theirs = cell.answers_of(other)
     for key, answer in cell.answers().items():
         leg = _final(theirs.get(key))
         if leg is None or leg.output_ids is None:
@@ -146,7 +146,7 @@ def tokens_single(cell: CellView) -> CheckResult:
     """Check that P/D says what the single engine of the same method says in the same scenario, or the plain one, which
     is right. Where an expected failure excuses what both say, this still holds them together."""
     name, other = "tokens-single", cell.name.single
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    plain = cell.answers_of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0
     for key, answer, leg, wanted in _beside(cell, name, other, findings):
@@ -175,7 +175,7 @@ def prefill_token(cell: CellView) -> CheckResult:
     """
     name = "prefill-token"
     bitwise = cell.judging.tier == "bitwise"
-    plain = cell.history.of(cell.name.reference, scenario=cell.scenario) if bitwise else {}
+    plain = cell.answers_of(cell.name.reference) if bitwise else {}
     findings: list[Finding] = []
     judged = 0
     for key, (o, leg, output) in cell.answers().items():
@@ -248,7 +248,7 @@ def tokens_baseline(cell: CellView) -> CheckResult:
     if isinstance(baseline, str):
         return conclude(name, cell.id, 0, [cell.no_baseline(name, baseline)])
     rows = baseline.by_prompt()
-    references = cell.history.of(cell.name.reference, scenario=cell.scenario)
+    references = cell.answers_of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0
     ties: list[Leg | None] = []

@@ -389,7 +389,9 @@ def _leases(cell: CellView) -> list[Finding]:
 
 def _script_of(o: Observation) -> tuple[str, int, str]:
     """Return what the requests have in common that are sent a second time together."""
-    return o.scenario, o.instance, o.key if o.scenario == COLD else ""
+    if o.scenario == COLD:
+        return o.scenario, o.stage, o.key if o.concurrent == 1 else ""
+    return o.scenario, o.instance, ""
 
 
 def _late_request(cell: CellView, o: Observation) -> Finding:
@@ -464,6 +466,15 @@ def _stages(cell: CellView) -> list[Finding]:
                 f"expected whole blocks of {sizes.block:.0f} bytes for requests sent together, found a part of one"
             )
             findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
+        elif sizes is not None and cell.cold and not cached:
+            # Nothing of a cold prompt is cached, so that each is read whole.
+            each = sum(_handed(cell, o) * sizes.block + sizes.state for o in members)
+            if whole != each:
+                message = (
+                    f"expected NIXL to move {each:.0f} bytes for {counted(len(members), 'cold prompt')} sent together, "
+                    f"by those sent alone, found {whole:.0f}: layers or blocks are missing, or too many moved"
+                )
+                findings.append(cell.untested(NAME, message, members[0], Counted(counters=counters)))
     return findings
 
 

@@ -51,7 +51,7 @@ def _reference_tokens(cell: CellView, o: Observation) -> tuple[int, ...]:
         return row.output_ids[: o.most_tokens]
     if cell.is_plain:
         return ()
-    reference = cell.history.of(cell.name.reference, scenario=cell.scenario).get(o.key)
+    reference = cell.answers_of(cell.name.reference).get(o.key)
     leg = reference.final if reference else None
     return leg.output_ids or () if leg else ()
 

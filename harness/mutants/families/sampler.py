@@ -381,3 +381,40 @@ def _n36(original: Any, active: Active, self: Any, request: Any, new_token_ids: 
         active.fired()
         raise AssertionError("a token that the grammar has already")
     return original(self, request, new_token_ids)
+
+
+declare(
+    Mutant(
+        "N50",
+        "two requests of a crowd get each other's tokens",
+        "class of rows that are exchanged in a batch",
+        "both",
+        "Scheduler.update_from_output takes the last two requests of a step of three or more that only decode for each "
+        "other, where both say as many tokens",
+    ),
+    Trial(in_both("concurrent"), "target-kv", TOKENS, clean=(*PAIR, *SINGLE)),
+)
+
+_CROWD = 3
+"""Requests of a step from which on two are exchanged."""
+
+
+@patch(
+    "N50",
+    "vllm.v1.core.sched.scheduler",
+    "Scheduler.update_from_output",
+    ("self", "scheduler_output", "model_runner_output"),
+)
+def _n50(original: Any, active: Active, self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+    scheduled, rows = scheduler_output.num_scheduled_tokens, model_runner_output.req_id_to_index
+    said = {name: model_runner_output.sampled_token_ids[rows[name]] for name in scheduled if name in rows}
+    alike = [name for name in said if said[name] and len(said[name]) == len(said[next(reversed(said))])]
+    if not active() or len(said) < _CROWD or len(alike) < len(("one", "other")):
+        return original(self, scheduler_output, model_runner_output)
+    one, other = alike[-2:]
+    if scheduled[one] != scheduled[other] or list(said[one]) == list(said[other]):
+        return original(self, scheduler_output, model_runner_output)
+    active.fired()
+    exchanged = copy.copy(model_runner_output)
+    exchanged.req_id_to_index = {**rows, one: rows[other], other: rows[one]}
+    return original(self, scheduler_output, exchanged)

@@ -152,6 +152,25 @@ def test_engines_of_a_shared_group_are_those_of_the_run():
         repro._prepared(profile, "cpu", target, with_run(shared, prompts_sha256="0" * 64))
 
 
+def test_a_finding_in_a_crowd_is_tried_again_in_its_crowd():
+    """Alone, the request may be right."""
+    profile = load_profile("cpu")
+    prompts = repro.load_prompts(profile.workload.prompts)
+    names = ("copy-096-19", "copy-064-12", "copy-030-03")
+    asked = [observation("single-none", n, prompt_id=name) for n, name in zip((96, 64, 30), names, strict=True)]
+    crowd = [o.model_copy(update={"concurrent": 2, "stage": 1}) for o in asked[:2]]
+    made = with_run(history([*crowd, asked[2]]), prompts_sha256=prompts.sha256)
+
+    def tried(prompt: str) -> list[list[str]]:
+        target = repro.Target("single-none", "cold", None, prompt, "ids", None, prompt, "x")
+        (work,) = repro._prepared(profile, "cpu", target, made).works
+        assert work.proof is None
+        return [[i.prompt.id for i in r.items] for r in work.rounds]
+
+    assert tried("copy-064-12") == [["copy-064-12", "copy-096-19"]]
+    assert tried("copy-030-03") == [["copy-030-03"]]
+
+
 # --- what quiet tries exclude ----------------------------------------------------------------------------------------
 
 

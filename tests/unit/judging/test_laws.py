@@ -14,7 +14,8 @@ from harness.judging.diagnosis.laws import Circumstances, law_of
 from harness.profiles.load import load_profile
 from harness.prompts.lengths import spills
 from harness.prompts.model import Prompt, load_prompts
-from harness.workload.cells import Item, in_seeded_order
+from harness.workload.at_once import Item
+from harness.workload.cells import in_seeded_order
 from tests.support.builders import change_final, garbled, history, lookups, observation, speculation, view
 
 PROFILE = load_profile("cpu")

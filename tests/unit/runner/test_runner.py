@@ -136,6 +136,26 @@ def test_many_cores_run_many_pairs_and_the_plain_ones_after_the_others(tmp_path)
         assert mine[-1] == f"pd-none+{variant}" and len(mine) == 4
 
 
+def test_where_all_fit_the_plain_ones_start_with_the_others_and_wait_for_their_outputs(tmp_path, monkeypatch):
+    seen: list[tuple[str, frozenset[str]]] = []
+
+    def rescore(session, recorder, _reporter):
+        complete = {c.cell for c in recorder.record.cells if c.state == "complete"}
+        seen.append((session.group.id, frozenset(complete)))
+
+    monkeypatch.setattr(harness.runner.record_cells, "rescore", rescore)
+    FakeSession.reset(seconds=0.3)
+    assert states(run(prepare("cpu", []), tmp_path / "run", FakeExecutor(8))) == {"complete": 12}
+    assert FakeSession.most == 8
+    ((group, complete),) = seen
+    assert group == "pd-none" and len(complete) == 12
+
+
+def test_the_plain_ones_do_not_wait_for_engines_that_failed(tmp_path):
+    FakeSession.reset(broken=frozenset({"pd-mtp"}))
+    assert states(run(prepare("cpu", []), tmp_path / "run", FakeExecutor(8))) == {"complete": 9, "failed": 3}
+
+
 ONE_GROUP = "--disable-hybrid-kv-cache-manager"
 
 
