@@ -207,7 +207,9 @@ class Readiness:
 
     def _no_hand_off(self, attempts: int, error: HandoffError) -> EngineStartError:
         decode = self._launcher.processes["decode"]
+        logged = decode.exception()
+        why = f"the decode engine logged {logged}; {error}" if logged else str(error)
         return EngineStartError(
-            f"expected a P/D hand-off within {attempts} attempts on {self._group.id}, found: {error}"
-            f"{decode.root_error()}; last lines of the decode engine's log:\n{decode.log_tail()}"
+            f"no P/D hand-off of {self._group.id} in {attempts} attempts: {why}; last lines of the decode engine's "
+            f"log:\n{decode.log_tail()}"
         )
