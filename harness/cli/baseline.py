@@ -203,7 +203,7 @@ def list_stored(
         print_json(shapes.baselines(rows, problems))
         raise typer.Exit(EXIT_REGRESSION if problems else 0)
     table = Table(title="baselines", title_justify="left")
-    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
+    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "hardware", "recorded"):
         table.add_column(column, overflow="fold")
     for name, header in rows:
         s = header.summary
@@ -215,6 +215,7 @@ def list_stored(
             f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",
             f"{again['diverged']} of {again['prompts']} diverge" if again else "not measured",
             header.identity.vllm or "?",
+            header.identity.hardware,
             header.provenance.recorded[:10],
         )
     make_console().print(table)
