@@ -27,7 +27,7 @@ from harness.scheduling.planning import one_by_one, planned
 from harness.scheduling.scheduler import Scheduler
 from harness.util.files import write_traceback
 from harness.util.progress import Reporter
-from harness.util.signals import deferred, ignored
+from harness.util.signals import deferred, ended_by, ignored, signal_of
 from harness.workload.prepare import Prepared
 
 NOT_STARTED = "not started, since the first engines did not become ready: "
@@ -58,6 +58,9 @@ class Runner:
         self._environment = environment
         self._recorder = recorder
         self._recorders = (recorder, *again)
+        for other in again:
+            # While one repetition is asked, so are the engines of the others.
+            other.busy = recorder.busy
         self._reporter = reporter
         self._lock = threading.Lock()
         self._sessions: set[EngineGroupSession] = set()
@@ -94,11 +97,12 @@ class Runner:
         try:
             with limited(self._limit_s, self._overdue):
                 self._work(scheduler, inventory)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            by = signal_of(error)
             ended = "the servers run on" if self._attached else "the engines were ended"
-            self._reporter.line(f"interrupted: {ended}; recorded observations are kept")
+            self._reporter.line(f"{ended_by(by)}: {ended}; recorded observations are kept")
             for recorder in self._recorders:
-                recorder.interrupted()
+                recorder.interrupted(by)
         return tuple(recorder.finish() for recorder in self._recorders)
 
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
@@ -224,6 +228,7 @@ class Runner:
                 ) as session,
             ):
                 session.switch(*self._options.mutants)
+                recorder.busy.took(session.ready_seconds)
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
                 self._reporter.step(group.id, start_expected_s(group), start=True)
                 self._ask(session, group)
@@ -239,6 +244,7 @@ class Runner:
             if self._options.must_start and not recorder.record.engines:
                 self._late = self._late or f"{NOT_STARTED}{error}"
             if recorder.cell(first).start_seconds == 0.0:
+                recorder.busy.took(time.monotonic() - begun)
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
         except Exception as error:
             # An unexpected error in one group must not affect the others.

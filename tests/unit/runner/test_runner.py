@@ -22,7 +22,7 @@ from harness.engines.executor import local_places
 from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.errors import EngineDiedError, ModelUnavailableError
-from harness.history.folder import History
+from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.references import baselines_for
@@ -34,10 +34,11 @@ from harness.runner.options import RunOptions
 from harness.runner.play import Player
 from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
-from harness.util import allowance
+from harness.util import allowance, clock
 from harness.util.progress import Reporter
+from harness.util.signals import interrupt
 from harness.workload.prepare import Prepared, prepare
-from tests.support.builders import extending
+from tests.support.builders import extending, observation
 from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.fake_session import FakeSession
 
@@ -219,6 +220,23 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     assert not +FakeSession.up
 
 
+def test_a_run_says_which_signal_ended_it(tmp_path, monkeypatch):
+    """A time limit sends TERM: "interrupted by the user" was said of it, too."""
+    FakeSession.reset(seconds=20.0)
+    main = threading.main_thread().ident
+    assert main is not None
+    monkeypatch.setattr(FakeSession, "third", staticmethod(lambda: signal.pthread_kill(main, signal.SIGTERM)))
+    old = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(6))
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert history.run.interrupted and history.run.ended_by == "TERM"
+    words = "ended by a TERM signal (a time limit or job control)"
+    assert {c.reason for c in history.run.cells} == {words}
+    assert load_history(history.folder).run.ended_by == "TERM"
+
+
 class FakeServers(FakeExecutor, AttachedExecutor):
     """The same in place of servers that run already."""
 
@@ -234,7 +252,7 @@ def test_only_engines_that_were_started_are_said_to_be_ended(tmp_path, monkeypat
     reporter = Reporter(1.0, Console(file=said))
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
     Runner(prepared, ENVIRONMENT, recorder, reporter, RunOptions(executor=executor(6))).run()
-    assert f"interrupted: {words}; recorded observations are kept" in said.getvalue()
+    assert f"interrupted by the user (Ctrl-C): {words}; recorded observations are kept" in said.getvalue()
 
 
 @pytest.mark.usefixtures("hears_sigint")
@@ -371,6 +389,26 @@ def test_waiting_for_engines_that_hang_is_not_the_harness_own_time(tmp_path, mon
     recorder.fail_pending([work.cell.id], "failed", "it was ended")
     seconds = recorder.finish().run.seconds
     assert seconds["requests"] >= 0.3 and seconds["own"] <= seconds["total"] - 0.3
+
+
+def test_own_time_is_what_no_engine_took_also_where_cells_overlap(tmp_path):
+    """It was 0 s wherever two cells together took longer than the run."""
+    prepared = prepare("cpu", ["single-none", "pd-none"], ["cold"])
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
+    begun = clock.now()
+    time.sleep(0.3)
+    for cell in ("single-none", "pd-none"):
+        # Answers of both at the same time.
+        recorder.append(observation(cell, 40).model_copy(update={"started_at": begun}))
+        recorder.set_cell(cell, start_seconds=5.0, request_seconds=5.0)
+    time.sleep(0.2)
+    for _ in range(2):
+        recorder.stopped(0.1)
+    seconds = recorder.finish().run.seconds
+    asked = max(sum(leg.seconds for leg in observation(c, 40).legs) for c in ("single-none", "pd-none"))
+    assert seconds["engine_start"] + seconds["requests"] > seconds["total"]
+    # The ends came at once, too.
+    assert seconds["own"] == pytest.approx(seconds["total"] - asked - 0.1, abs=0.05)
 
 
 def test_a_watch_sees_each_group_when_it_is_recorded_and_can_end_the_run(tmp_path):
