@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,7 @@ from harness.profiles.cells import CellName, all_cells
 from harness.profiles.load import load_profile
 from harness.profiles.methods import Method
 from harness.scheduling.gpus import gpus
+from harness.util.signals import ignored
 from harness.util.text import listed
 from harness.workload.prepare import Prepared, prepare
 
@@ -62,8 +63,10 @@ def record(
     options = RunOptions(executor=server)
     runs = new_folder(out, prepared.profile, "baseline")
     done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True, options=options)
-    point_latest(runs / "repetition-01", "latest")
-    return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
+    # A second signal must not keep the complete cells of an interrupted recording from being written.
+    with ignored() if done[0].run.interrupted else nullcontext():
+        point_latest(runs / "repetition-01", "latest")
+        return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
 
 
 def cells_of(server: Server, source: str) -> list[str]:
