@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from harness.engines.attached import AttachedExecutor
 from harness.engines.environment import EngineEnvironment
@@ -130,9 +130,11 @@ class Runner:
                     if self._options.decides:
                         self._show(over)
                     scheduler.done(placement.job.id)
-        except BaseException:
+        except BaseException as error:
             # A second signal must not leave engines behind.
             with ignored():
+                if isinstance(error, KeyboardInterrupt):
+                    self._before_ending()
                 self._end_engines()
                 pool.shutdown()
             raise
@@ -176,6 +178,19 @@ class Runner:
         """Mark the cells of groups that fit on no device as failed."""
         for group_id, reason in refused.items():
             self._failed(self._groups[group_id], reason)
+
+    def _before_ending(self) -> None:
+        """Show what was recorded to whoever asked for it; whatever comes of that, the engines are ended."""
+        if self._options.before_ending is None:
+            return
+        try:
+            with ExitStack() as stack:
+                for recorder in self._recorders:
+                    stack.enter_context(recorder.still())
+                recorded = tuple(r.so_far([c.cell for c in r.record.cells]) for r in self._recorders)
+                self._options.before_ending(recorded)
+        except Exception as trouble:
+            self._reporter.line(f"before the engines were ended: {type(trouble).__name__}: {trouble}")
 
     def _end_engines(self) -> None:
         """End all engines now; the threads that use them will notice."""

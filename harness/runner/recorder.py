@@ -7,6 +7,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,10 @@ class Recorder:
         with self._lock:
             run = self.record.model_copy(update={"cells": tuple(c for c in self.record.cells if c.cell in cells)})
         return read_so_far(self.folder, run)
+
+    def still(self) -> AbstractContextManager[object]:
+        """Keep other threads from recording, so that what is there can be read while engines still answer."""
+        return self._lock
 
     def interrupted(self, by: SignalName) -> None:
         self._update(interrupted=True, ended_by=by)

@@ -9,7 +9,7 @@ from harness.baselines.build import NewBaselines, Recorded
 from harness.cli.baseline import _print_made
 from harness.commands import baseline
 from harness.engines.flags import NO_FLAGS
-from harness.util.signals import interrupt
+from harness.util.signals import ignored, interrupt
 
 
 def test_the_cells_that_are_missing_are_named_in_a_command(capsys):
@@ -31,24 +31,39 @@ def test_the_cells_that_are_missing_are_named_in_a_command(capsys):
     assert "next:" not in capsys.readouterr().out
 
 
-def test_a_second_signal_does_not_keep_complete_cells_from_being_written(tmp_path, monkeypatch):
-    written = []
+def made_by_signals(tmp_path, monkeypatch, *made):
+    """What is recorded by a command that a signal cuts off, and another while it writes; ``made`` at each writing."""
+    left = list(made)
 
     def write(*_):
         os.kill(os.getpid(), signal.SIGTERM)
-        written.append(True)
-        return "made"
+        return left.pop(0)
+
+    def recorded(*_, options, **__):
+        # As the runner does, whose handling of signals the tests of it show.
+        with ignored():
+            options.before_ending((cut_off, cut_off))
+        return cut_off, cut_off
 
     cut_off = SimpleNamespace(run=SimpleNamespace(interrupted=True))
     (tmp_path / "run" / "repetition-01").mkdir(parents=True)
     monkeypatch.setattr(baseline, "_require_no_loss", lambda *_: None)
     monkeypatch.setattr(baseline, "new_baselines", write)
     monkeypatch.setattr("harness.runner.run.new_folder", lambda *_: tmp_path / "run")
-    monkeypatch.setattr("harness.runner.repetitions.record_repetitions", lambda *_, **__: (cut_off, cut_off))
+    monkeypatch.setattr("harness.runner.repetitions.record_repetitions", recorded)
     prepared, server = SimpleNamespace(profile=None, sets={}), SimpleNamespace(environment=lambda _: None)
     old = signal.signal(signal.SIGTERM, interrupt)
     try:
-        made = baseline.record(prepared, tmp_path, None, None, 2, tmp_path / "b", NO_FLAGS, server)
+        found = baseline.record(prepared, tmp_path, None, None, 2, tmp_path / "b", NO_FLAGS, server)
     finally:
         signal.signal(signal.SIGTERM, old)
-    assert made == "made" and written == [True]
+    assert left == []
+    return found
+
+
+def test_complete_cells_are_written_before_the_engines_end_whatever_signal_follows(tmp_path, monkeypatch):
+    none, eagle3 = (Recorded(m, Path(f"b/{m}.json"), 86, (f"new: {m}",)) for m in ("none", "eagle3"))
+    early = NewBaselines((none,), {"single-eagle3": "the run left it pending"}, {})
+    # EAGLE3 became complete while the engines were being ended.
+    late = NewBaselines((none._replace(change=()), eagle3), {}, {})
+    assert made_by_signals(tmp_path, monkeypatch, early, late) == NewBaselines((none, eagle3), {}, {})

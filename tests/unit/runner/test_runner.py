@@ -22,7 +22,7 @@ from harness.engines.executor import local_places
 from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.errors import EngineDiedError, ModelUnavailableError
-from harness.history.folder import History, load_history
+from harness.history.folder import History, load_history, read_so_far
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.references import baselines_for
@@ -235,6 +235,66 @@ def test_a_run_says_which_signal_ended_it(tmp_path, monkeypatch):
     words = "ended by a TERM signal (a time limit or job control)"
     assert {c.reason for c in history.run.cells} == {words}
     assert load_history(history.folder).run.ended_by == "TERM"
+
+
+@pytest.mark.usefixtures("hears_sigint")
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_recorded_is_shown_before_engines_are_ended_which_may_take_long(tmp_path, monkeypatch, fails):
+    FakeSession.reset(seconds=20.0)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
+    seen: list[tuple[int, int]] = []
+
+    def save(histories: tuple[History, ...]) -> None:
+        seen.append((sum(FakeSession.up.values()), len(histories[0].run.cells)))
+        if fails:
+            raise ValueError("it cannot be read")
+
+    prepared, said = prepare("cpu", []), io.StringIO()
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    options = RunOptions(executor=FakeExecutor(6), before_ending=save)
+    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0, Console(file=said)), options).run()
+    assert seen == [(6, 12)]
+    assert history.run.interrupted and not +FakeSession.up
+    assert ("before the engines were ended: ValueError: it cannot be read" in said.getvalue()) is fails
+
+
+@pytest.mark.usefixtures("hears_sigint")
+def test_what_is_shown_then_does_not_change_while_engines_still_answer(tmp_path, monkeypatch):
+    """Lines grew while they were read: complete cells had no baseline until the engines had ended."""
+    FakeSession.reset(seconds=20.0)
+    prepared, over = prepare("cpu", ["single-*"]), threading.Event()
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+
+    def answer() -> None:
+        while not over.wait(0.001):
+            recorder.append(observation("single-none", 40))
+
+    def strike() -> None:
+        time.sleep(0.2)
+        interrupt_main_thread()
+
+    seen: list[int] = []
+
+    def save(histories: tuple[History, ...]) -> None:
+        for _ in range(3):
+            time.sleep(0.05)
+            seen.append(len(histories[0].in_order("single-none")))
+            assert len(read_so_far(recorder.folder, recorder.record).in_order("single-none")) == seen[0]
+
+    answering = threading.Thread(target=answer)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(strike))
+    answering.start()
+    said = io.StringIO()
+    options = RunOptions(executor=FakeExecutor(6), before_ending=save)
+    runner = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0, Console(file=said)), options)
+    try:
+        # The answers go on until the end: the record is closed below.
+        monkeypatch.setattr(recorder, "finish", lambda: recorder.so_far([]))
+        runner.run()
+    finally:
+        over.set()
+        answering.join()
+    assert "before the engines were ended" not in said.getvalue() and seen[0] > 0 and len(set(seen)) == 1
 
 
 class FakeServers(FakeExecutor, AttachedExecutor):
