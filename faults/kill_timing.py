@@ -27,7 +27,7 @@ _END_S = 30.0
 _TRIES = 3
 """Tries of a drill: after a slow control, a moment can fall behind the end of the run."""
 _UNKNOWN = (Verdict.UNKNOWN,)
-_REASON = "interrupted|not complete|expected .* observations|nothing was recorded|pending"
+_REASON = "interrupted|ended by a TERM signal|not complete|expected .* observations|nothing was recorded|pending"
 
 
 def moment_drills(moments: int = MOMENTS) -> tuple[Drill, ...]:

@@ -44,12 +44,16 @@ def require_reference_run(history: History) -> None:
 
 
 def incomplete(history: History) -> dict[str, str]:
-    """Return the single cells of a run that cannot be references, with the reason."""
-    return {
-        c.cell: "its engines may still be running" if c.left_running else c.reason or f"the run left it {c.state}"
-        for c in singles(history)
-        if c.state != "complete" or c.left_running
-    }
+    """Return the single cells of a run that cannot be references, with the reason, and how far they came."""
+    return {c.cell: _why_incomplete(history, c) for c in singles(history) if c.state != "complete" or c.left_running}
+
+
+def _why_incomplete(history: History, cell: CellRecord) -> str:
+    if cell.state == "complete":
+        return "its engines may still be running"
+    reason = cell.reason or f"the run left it {cell.state}"
+    answered = sum(o.error is None for o in history.of(cell.cell).values())
+    return f"{reason}; {answered} of {counted(cell.planned, 'prompt')} answered" if cell.planned else reason
 
 
 def singles(history: History) -> list[CellRecord]:

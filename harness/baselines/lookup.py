@@ -189,7 +189,8 @@ def _instant(text: str) -> datetime:
 
 
 def unused(folder: Path, identities: Iterable[Identity], across: Collection[str] = ()) -> list[str]:
-    """Return a sentence for each stored baseline that cannot be compared with any of the identities."""
+    """Return a sentence for each stored baseline that cannot be compared with any of the identities. Those of other
+    hardware are for other machines, and not named."""
     known = list(identities)
     out = []
     for path in stored(folder):
@@ -205,7 +206,8 @@ def unused(folder: Path, identities: Iterable[Identity], across: Collection[str]
             out.append(f"baseline {path.name} is unused: no cell of the profile uses {theirs.method}")
         elif all(differing(i, theirs, across) for i in mine):
             fields = differing(mine[0], theirs, across)
-            out.append(f"baseline {path.name} is unused: it differs in {', '.join(fields)} from every cell")
+            if "hardware" not in fields:
+                out.append(f"baseline {path.name} is unused: it differs in {', '.join(fields)} from every cell")
     orphans = sorted(p.name for p in folder.glob("*.csv") if not p.with_suffix(".json").is_file())
     return out + [f"baseline rows {name} are orphaned: there is no {Path(name).stem}.json" for name in orphans]
 

@@ -31,6 +31,7 @@ from harness.cli.trust import aa_command, selftest_command, soak_command
 from harness.errors import EXIT_UNKNOWN, EXIT_USAGE, HarnessError
 from harness.util.debug_log import log_to_file, log_to_terminal
 from harness.util.extras import why_missing
+from harness.util.signals import ENDING, ended_by, interrupt, signal_of
 from harness.util.text import harmless
 from harness.version import __version__
 
@@ -114,18 +115,13 @@ def _root(
 
 
 _TYPER_INTERRUPTED = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _interrupted() -> NoReturn:
+def _interrupted(error: BaseException) -> NoReturn:
     # A second signal during the exit must not cause a traceback.
-    for number in _SIGNALS:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    print("harness: interrupted; verdict UNKNOWN", file=sys.stderr)
+    print(f"harness: {ended_by(signal_of(error))}; verdict UNKNOWN", file=sys.stderr)
     sys.exit(EXIT_UNKNOWN)
 
 
@@ -159,8 +155,8 @@ def main(program: typer.Typer = app) -> None:
     usage_error.exit_code = EXIT_USAGE
     # SIGTERM and a closed terminal must stop the engines as Ctrl-C does, and a shell may have started us with SIGINT
     # ignored.
-    for number in _SIGNALS:
-        signal.signal(number, _interrupt)
+    for number in ENDING:
+        signal.signal(number, interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -190,12 +186,12 @@ def _run(program: typer.Typer) -> None:
             raise
         print(f"harness: {lacking}", file=sys.stderr)
         sys.exit(EXIT_UNKNOWN)
-    except KeyboardInterrupt:
-        _interrupted()
+    except KeyboardInterrupt as error:
+        _interrupted(error)
     except SystemExit as end:
         # typer turns an interrupt into this exit code without a message.
         if end.code == _TYPER_INTERRUPTED:
-            _interrupted()
+            _interrupted(end)
         # It also exits with 1, which means REGRESSION here, when nobody reads the output, and after an EOFError.
         if isinstance(end.__context__, BrokenPipeError | typer.Abort):
             raise end.__context__ from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,7 +112,9 @@ def record(
             for sentence in on_trust(executor, prepared):
                 reporter.line(sentence)
             made = record_single_engines(prepared, *where, reporter, repeat, folder, flags, executor)
-    _print_made(made)
+    given = {"--single": single, "--engine-python": engines.engine_python, "--baselines": baselines}
+    options = [part for option, value in given.items() if value is not None for part in (option, str(value))]
+    _print_made(made, profile, [*flags.options, *options])
     if made.left_out or made.once:
         raise typer.Exit(EXIT_UNKNOWN)
 
@@ -129,7 +133,7 @@ def _require_alone(engines: EngineOptions, from_run: Path | None) -> None:
         raise UsageError(f"--single and {option} exclude each other: the server runs as it was started; leave one out")
 
 
-def _print_made(made: NewBaselines) -> None:
+def _print_made(made: NewBaselines, profile: str, options: Sequence[str]) -> None:
     for item in made.recorded:
         typer.echo(
             f"{item.method}: {counted(item.rows, 'prompt')}: {item.path}" + ("" if item.change else ": unchanged")
@@ -139,9 +143,10 @@ def _print_made(made: NewBaselines) -> None:
     for cell, reason in made.left_out.items():
         typer.echo(f"{cell}: no baseline was recorded: {reason}")
     for cell, reason in made.once.items():
-        typer.echo(f"{cell}: no noise (A/A) was measured: {reason}")
-    if made.left_out or made.once:
-        typer.echo("next: record these cells again (harness baseline record -c CELL), with the plain engine among them")
+        typer.echo(f"{cell}: no noise (A/A) was measured, its repetition is not complete: {reason}")
+    if again := dict.fromkeys([*made.left_out, *made.once]):
+        cells = [part for cell in again for part in ("-c", cell)]
+        typer.echo(f"next: {shlex.join(['harness', 'baseline', 'record', '-p', profile, *cells, *options])}")
 
 
 @baseline_app.command("accept")
@@ -164,8 +169,12 @@ def accept(
     Prints what changed and exits with 1 even on success: an accepted change must never look like a pass.
     """
     from harness.commands.baseline import accept as accept_run
+    from harness.history.folder import load_history
 
-    _print_made(accept_run(run_dir, again, profile, baselines))
+    made = accept_run(run_dir, again, profile, baselines)
+    run = load_history(run_dir).run
+    folder = ["--baselines", str(baselines)] if baselines else []
+    _print_made(made, profile or run.asked_for.source, [*run.engine_flags, *folder])
     typer.echo("accepted: review and commit the files; the exit code is 1, because an accepted change is not a pass")
     raise typer.Exit(EXIT_REGRESSION)
 
@@ -204,7 +213,7 @@ def list_stored(
         print_json(shapes.baselines(rows, problems))
         raise typer.Exit(EXIT_REGRESSION if problems else 0)
     table = Table(title="baselines", title_justify="left")
-    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "recorded"):
+    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "hardware", "recorded"):
         table.add_column(column, overflow="fold")
     for name, header in rows:
         s = header.summary
@@ -216,6 +225,7 @@ def list_stored(
             f"{s['acceptance_length_pooled']:.3f}" if "acceptance_length_pooled" in s else "–",
             f"{again['diverged']} of {again['prompts']} diverge" if again else "not measured",
             header.identity.vllm or "?",
+            header.identity.hardware,
             header.provenance.recorded[:10],
         )
     make_console().print(table)

@@ -321,6 +321,7 @@ def baselines(rows: Sequence[tuple[str, Header]], problems: Sequence[str]) -> di
                 "diverged": again.get("diverged"),
                 "repeated": again.get("prompts"),
                 "vllm": header.identity.vllm,
+                "hardware": header.identity.hardware,
                 "recorded": header.provenance.recorded,
             }
             for name, header in rows

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.baselines.build import NewBaselines, new_baselines
+from harness.baselines.build import NewBaselines, Recorded, new_baselines
 from harness.baselines.diff import diff
 from harness.baselines.lookup import unused
 from harness.baselines.model import Baseline, Header
 from harness.baselines.store import load_baseline, stored
 from harness.errors import DataError, UsageError
-from harness.history.folder import load_history
+from harness.history.folder import History, load_history
 from harness.history.identity import identity_of
 from harness.judging.power import lookups_now
 from harness.profiles.availability import reason_for
@@ -23,6 +23,7 @@ from harness.profiles.cells import CellName, all_cells
 from harness.profiles.load import load_profile
 from harness.profiles.methods import Method
 from harness.scheduling.gpus import gpus
+from harness.util.signals import ignored
 from harness.util.text import listed
 from harness.workload.prepare import Prepared, prepare
 
@@ -43,7 +44,7 @@ def record(
     server: AttachedExecutor | None = None,
 ) -> NewBaselines:
     """Send every prompt to single engines, or to ``server``, which runs already, ``repeat`` times and write the answers
-    of complete cells as baselines.
+    of complete cells as baselines, after a signal before the engines are ended.
 
     The second repetition measures by how much equal runs differ. Raises UsageError, before anything is written, when
     an answer of a complete cell is missing or wrong, or a baseline that would be replaced has more prompts.
@@ -59,11 +60,24 @@ def record(
         if server is not None
         else inspect_environment(engine_python or sys.executable).model_copy(update={"flags": flags})
     )
-    options = RunOptions(executor=server)
+    early: list[Recorded] = []
+
+    def save(so_far: tuple[History, ...]) -> None:
+        made = new_baselines(so_far[0], so_far[1] if repeat > 1 else None, prepared.sets, folder)
+        early.extend(made.recorded)
+
+    options = RunOptions(executor=server, before_ending=save)
     runs = new_folder(out, prepared.profile, "baseline")
     done = record_repetitions(prepared, environment, runs, repeat, reporter, rounding=True, options=options)
-    point_latest(runs / "repetition-01", "latest")
-    return new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
+    # A second signal must not keep the complete cells of an interrupted recording from being written.
+    with ignored() if done[0].run.interrupted else nullcontext():
+        point_latest(runs / "repetition-01", "latest")
+        made = new_baselines(done[0], done[1] if repeat > 1 else None, prepared.sets, folder)
+    # What was saved before the engines were ended knows what it replaced.
+    before = {r.method: r.change for r in early}
+    return made._replace(
+        recorded=tuple(r._replace(change=(*before.get(r.method, ()), *r.change)) for r in made.recorded)
+    )
 
 
 def cells_of(server: Server, source: str) -> list[str]:

@@ -6,13 +6,14 @@ from harness.history.folder import History, load_history
 from harness.history.layout import RUN, SECOND, rounds_below
 from harness.history.plan import unanswered
 from harness.history.records import RESCORE, Observation, RunRecord
+from harness.util.signals import ended_by
 from harness.workload.outputs import Outputs
 
 
 def unfinished(run: RunRecord) -> str:
     """Return why a run did not finish, as a predicate ("was interrupted"); empty for one that did."""
     if run.interrupted:
-        return "was interrupted"
+        return "was interrupted" if run.ended_by is None else f"was {ended_by(run.ended_by)}"
     return "" if run.finished is not None else "did not finish: it was killed, or is still running"
 
 

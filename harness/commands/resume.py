@@ -253,6 +253,7 @@ def _reopen(left: Resumable, fresh: RunRecord) -> RunRecord:
         update={
             "finished": None,
             "interrupted": False,
+            "ended_by": None,
             "references": {},
             "engines": tuple(e.in_group(numbered(e.group, number)) if e.group in restarted else e for e in run.engines),
             "cells": tuple(_again(c, again, restarted, number) for c in run.cells),

@@ -167,7 +167,7 @@ def build_command(
         argv += ["--tensor-parallel-size", str(ranks)]
     argv += list(engine.extra_args)
     flags = environment.flags
-    variables = _variables(profile, environment, role, side_channel_port, devices, host)
+    variables = variables_of(profile, environment, role, side_channel_port, devices, host)
     if engine.device == "cpu" and _needs_triton(profile, method, role):
         # Of Triton's kernels CPUs have an interpreter alone.
         variables |= {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu", "PYTHONPATH": str(INTERPRETER)}
@@ -193,14 +193,15 @@ def _needs_triton(profile: Profile, method: Method, role: Role) -> bool:
     return profile.engine.of(role).model_runner == "V2" or (speculates and recurrent(target_config(profile)))
 
 
-def _variables(
+def variables_of(
     profile: Profile,
     environment: EngineEnvironment,
     role: Role,
     side_channel_port: int | None,
     devices: Sequence[str],
-    host: str,
+    host: str = LOOPBACK,
 ) -> dict[str, str]:
+    """Return the environment variables of an engine, without those of its method, flags, key and witness."""
     engine = profile.engine.of(role)
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; like every other path, they

@@ -87,8 +87,8 @@ class EngineGroupSession:
         self.key = ApiKey()
         """The key that the engines and routers of the group require."""
         self.ready_seconds: float = 0.0
-        self.restart_seconds: float = 0.0
-        """Time that engines have taken that were started, or started again, after the first request."""
+        self.restarts: list[tuple[float, float]] = []
+        """When engines were started, or started again, after the first request, in seconds of ``clock``."""
         self.left: list[str] = []
         """Descriptions of what could not be ended or removed."""
         self.senders = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix=f"send-{group.id}")
@@ -184,10 +184,10 @@ class EngineGroupSession:
         self.require_alive()
 
     def _warm_up_again(self) -> None:
-        begun = time.monotonic()
+        begun = clock.now()
         self._readiness.warm_up_hand_off(self._exchange)
         self.refresh_counters()
-        self.restart_seconds += time.monotonic() - begun
+        self.restarts.append((begun, clock.now()))
 
     def second_p(self) -> None:
         """Start another P beside the pair, if there is none yet, and do a hand-off from it. Raises HandoffError when it
@@ -208,7 +208,13 @@ class EngineGroupSession:
         self._readiness.send_first_requests(deadline)
         self._settle_threads(role)
         self.refresh_counters()
-        self.restart_seconds += time.monotonic() - begun
+        now = clock.now()
+        self.restarts.append((now - (time.monotonic() - begun), now))
+
+    @property
+    def restart_seconds(self) -> float:
+        """Time that such starts have taken in all."""
+        return sum(end - begin for begin, end in self.restarts)
 
     def give_up(self, cause: str, reason: str) -> None:
         """Write the engines' stacks and end the engines from another thread, because something takes too long.

@@ -14,6 +14,7 @@ from harness.profiles.recorded_profile import RecordedProfile
 from harness.profiles.scenarios import CHANGING, Abandon, Api, Feature, Parameter, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
+from harness.util.signals import SignalName
 from harness.util.strict import Strict
 
 Form = Literal["ids", "text"]
@@ -612,6 +613,8 @@ class RunRecord(Strict):
     """Every request that was to be sent, by ``plan_key``; cells that are sent the same share them."""
     seconds: dict[str, float] = Field(default_factory=dict)
     interrupted: bool = False
+    ended_by: SignalName | None = None
+    """The signal that interrupted it; None if none did, and in records of earlier versions."""
     mutants: tuple[str, ...] = ()
     """Injected defects: such a run says nothing about the engine."""
     engine_flags: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from harness.judging.evidence import Evidence, judging_of
 from harness.judging.rounding import notices as rounding_notices
 from harness.observed.at_once import crowd_proof
 from harness.profiles.cells import CellName
+from harness.util.signals import ended_by
 from harness.util.text import listed
 
 INJECTED = "INJECTED FAULT"
@@ -60,7 +61,7 @@ def _of_crowds(evidence: Evidence) -> Iterator[str]:
 
 def _of_the_end(run: RunRecord) -> Iterator[str]:
     if run.interrupted:
-        yield "the run was interrupted before its end"
+        yield f"the run was {'interrupted' if run.ended_by is None else ended_by(run.ended_by)} before its end"
     elif run.finished is None:
         # A merged run is unfinished if one of its parts is.
         remedy = "; `harness run --resume` resumes it" if run.merged is None and run.kind == "run" else ""

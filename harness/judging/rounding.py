@@ -8,7 +8,7 @@ cannot resolve, and for baselines of another machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
@@ -17,13 +17,14 @@ from harness.history.rounding import MULTIPLE, RESOLUTION_NATS, Rounding, WayNam
 from harness.judging.evidence import CellView, Evidence
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging, Tier
+from harness.scheduling.gpus import gpu_name
 from harness.util.text import listed
 
 OTHERWISE_NATS = 1e-3
 """Bound where sums may be added in another order and nobody measured by how much: on another machine, or without a
 measurement."""
-_MACHINE = ("processor", "processor_model", "gpus")
-"""What makes machines of one kind, as runs record it."""
+_MACHINE = ("processor", "processor_model")
+"""What makes machines of one kind for CPU engines, as runs record it."""
 _BY_ITSELF: tuple[WayName, ...] = ("again", "hit", "prefill", "crowd")
 """What a plain engine shows by itself."""
 
@@ -90,21 +91,32 @@ def near_tie_in_crowds(cell: CellView) -> float:
 
 
 def _same_machine(cell: CellView) -> bool:
-    """Return whether the baselines of a cell were recorded on a machine of the same kind: processors of one name differ
-    in their model, and with it in the kernels that are chosen for them."""
+    """Return whether the baselines of a cell were recorded on a machine of the same kind: for CPU engines, processors
+    of one name differ in their model, and with it in the kernels that are chosen for them; for GPU engines, kernels
+    come with torch, and the processor computes nothing."""
     return all(_of_same_machine(cell, lineup) for lineup in (cell.name.plain, cell.lineup))
 
 
 def _of_same_machine(cell: CellView, lineup: str) -> bool:
-    found, here = cell.baseline_or_reason(lineup), cell.history.run.hardware
-    return not isinstance(found, str) and all(
-        found.header.provenance.hardware.get(key) == here.get(key) for key in _MACHINE
-    )
+    found, run = cell.baseline_or_reason(lineup), cell.history.run
+    if isinstance(found, str):
+        return False
+    theirs, ours = found.header.provenance, run.hardware
+    if cell.settings.on_gpu:
+        torch = run.versions.get("torch")
+        return _kind(theirs.hardware) == _kind(ours) and torch is not None and torch == theirs.versions.get("torch")
+    return all(theirs.hardware.get(key) == ours.get(key) for key in _MACHINE)
+
+
+def _kind(hardware: Mapping[str, Any]) -> str:
+    """Return the kind of GPU that a run used, which is that of the first one."""
+    return gpu_name(hardware.get("gpus") or ())
 
 
 def records_log_probs(cell: CellView) -> bool:
     """Return whether the log-probs of a baseline say what those of this run should be. In numbers of 16 bits, those of
-    another kind of machine do not: its kernels add in another order, which moves them by as much as damage does."""
+    another kind of machine, or on GPUs of another torch, do not: its kernels add in another order, which moves them by
+    as much as damage does."""
     missing = isinstance(cell.baseline_or_reason(cell.lineup), str)
     return missing or cell.settings.dtype == "float32" or _of_same_machine(cell, cell.lineup)
 
@@ -163,9 +175,11 @@ def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
         yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
     others = [v.id for v in evidence.views() if evidence.judging.tier == "bitwise" and not records_log_probs(v)]
     if others:
+        on_gpus = any(v.settings.on_gpu for v in evidence.views())
         yield (
             f"the log-probs of {listed(sorted(set(others)), 'and')} are compared within the run alone: baselines are "
-            "of another kind of machine, which rounds 16-bit numbers otherwise; record them here to have both"
+            f"of another kind of {'GPU, or of another torch' if on_gpus else 'machine'}, which rounds 16-bit numbers "
+            "otherwise; record them here to have both"
         )
     if evidence.judging.tier == "bitwise" and evidence.judging.logprob_nats is None:
         most = max((bounds(view) for view in evidence.views()), key=lambda b: (b.alone, b.beside), default=None)

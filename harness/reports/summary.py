@@ -29,6 +29,7 @@ from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
 from harness.reports.next_steps import go_on, next_step
 from harness.reports.prompts import Prompts, prompts_of
+from harness.util.signals import ended_by
 from harness.util.text import counted, cut
 from harness.workload.expected import left_out
 
@@ -354,7 +355,8 @@ def _cause(history: History, judgement: Judgement) -> str:
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
     if history.run.interrupted:
-        return f"Interrupted by Ctrl-C or a signal after {so_far}"
+        words = ended_by(history.run.ended_by)
+        return f"{words[0].upper()}{words[1:]} after {so_far}"
     reasons: dict[str, set[str]] = defaultdict(set)
     for f in judgement.findings:
         if f.damage == "infrastructure":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -81,20 +81,26 @@ def _causes(summary: RunSummary, console: Console) -> None:
 
 
 def _read_on(summary: RunSummary, console: Console) -> None:
-    seconds = summary.history.run.seconds
-    if seconds:
-        console.print(
-            f"{seconds.get('total', 0):.0f} s: engine start {seconds.get('engine_start', 0):.0f} s, requests "
-            f"{seconds.get('requests', 0):.0f} s, engine stop {seconds.get('engine_stop', 0):.0f} s, harness "
-            f"{seconds.get('own', 0):.0f} s",
-            highlight=False,
-        )
+    if summary.history.run.seconds:
+        console.print(_times(summary.history.run.seconds), highlight=False)
     if summary.command and not summary.only_repro:
         _unbroken(console, f"go on: {summary.command}")
     if summary.repro:
         _unbroken(console, f"reproduce: {summary.repro}")
     page = f"{summary.written / 'report.html'}" if summary.written is not None else "none written (--out DIR, --write)"
     _unbroken(console, f"report: {page}")
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    total, start, requests, stop, own = (
+        seconds.get(key, 0.0) for key in ("total", "engine_start", "requests", "engine_stop", "own")
+    )
+    parts = f"engine start {start:.0f} s, requests {requests:.0f} s, engine stop {stop:.0f} s"
+    if start + requests + stop <= total:
+        return f"{total:.0f} s: {parts}, harness {own:.0f} s"
+    # Earlier versions recorded 0 for the harness's own time where cells overlapped: that says nothing.
+    alone = f"; harness alone {own:.0f} s" if own else ""
+    return f"{total:.0f} s; of all cells, some side by side: {parts}{alone}"
 
 
 def _lines(console: Console, text: str, verdict: Verdict | None = None, most: int = 2) -> None:

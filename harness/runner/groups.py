@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from harness.engines.attached import AttachedExecutor
@@ -30,7 +30,7 @@ from harness.scheduling.planning import all_at_once, one_by_one, planned
 from harness.scheduling.scheduler import Scheduler
 from harness.util.files import write_traceback
 from harness.util.progress import Reporter
-from harness.util.signals import deferred, ignored
+from harness.util.signals import deferred, ended_by, ignored, signal_of
 from harness.util.text import listed
 from harness.workload.prepare import Prepared
 
@@ -66,6 +66,9 @@ class Runner:
         self._recorders = (recorder, *again)
         self._kv_folder = recorder.folder.parent / WITNESS if again else None
         """Where engines note what their KV caches hold when it is not of one run."""
+        for other in again:
+            # While one repetition is asked, so are the engines of the others.
+            other.busy = recorder.busy
         self._reporter = reporter
         self._lock = threading.Lock()
         self._sessions: set[EngineGroupSession] = set()
@@ -108,11 +111,12 @@ class Runner:
         try:
             with limited(self._limit_s, self._overdue):
                 self._work(scheduler, inventory)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            by = signal_of(error)
             ended = "the servers run on" if self._attached else "the engines were ended"
-            self._reporter.line(f"interrupted: {ended}; recorded observations are kept")
+            self._reporter.line(f"{ended_by(by)}: {ended}; recorded observations are kept")
             for recorder in self._recorders:
-                recorder.interrupted()
+                recorder.interrupted(by)
         if self._kv_folder is not None:
             # Each repetition has been brought its own.
             shutil.rmtree(self._kv_folder, ignore_errors=True)
@@ -143,9 +147,11 @@ class Runner:
                     if self._options.decides:
                         self._show(over)
                     scheduler.done(placement.job.id)
-        except BaseException:
+        except BaseException as error:
             # A second signal must not leave engines behind.
             with ignored():
+                if isinstance(error, KeyboardInterrupt):
+                    self._before_ending()
                 self._end_engines()
                 pool.shutdown()
             raise
@@ -194,6 +200,19 @@ class Runner:
         with self._over:
             self._left -= refused.keys()
             self._over.notify_all()
+
+    def _before_ending(self) -> None:
+        """Show what was recorded to whoever asked for it; whatever comes of that, the engines are ended."""
+        if self._options.before_ending is None:
+            return
+        try:
+            with ExitStack() as stack:
+                for recorder in self._recorders:
+                    stack.enter_context(recorder.still())
+                recorded = tuple(r.so_far([c.cell for c in r.record.cells]) for r in self._recorders)
+                self._options.before_ending(recorded)
+        except Exception as trouble:
+            self._reporter.line(f"before the engines were ended: {type(trouble).__name__}: {trouble}")
 
     def _end_engines(self) -> None:
         """End all engines now; the threads that use them will notice."""
@@ -247,6 +266,7 @@ class Runner:
                 ) as session,
             ):
                 session.switch(*self._options.mutants)
+                recorder.busy.took(session.ready_seconds)
                 recorder.set_cell(first, start_seconds=round(session.ready_seconds, 3))
                 self._reporter.step(group.id, start_expected_s(group), start=True)
                 self._ask(session, group)
@@ -262,6 +282,7 @@ class Runner:
             if self._options.must_start and not recorder.record.engines:
                 self._late = self._late or f"{NOT_STARTED}{error}"
             if recorder.cell(first).start_seconds == 0.0:
+                recorder.busy.took(time.monotonic() - begun)
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
         except Exception as error:
             # An unexpected error in one group must not affect the others.

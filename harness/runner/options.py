@@ -14,6 +14,9 @@ Watch = Callable[[History], str | None]
 """Gets the cells of a group of engines as soon as all of them are recorded; returns why no further group is to be
 started, or None."""
 
+BeforeEnding = Callable[[tuple[History, ...]], None]
+"""Gets what was recorded, a history for each repetition, when a signal ends the run."""
+
 
 class RunOptions(NamedTuple):
     """Choices about a run besides its profile: where engines run, and which mutants are enabled."""
@@ -30,6 +33,8 @@ class RunOptions(NamedTuple):
     """Called for each group but the last, while the next one starts, or before that if ``decides``."""
     decides: bool = False
     """Whether ``watch`` is waited for, since it may end the run."""
+    before_ending: BeforeEnding | None = None
+    """Called before the engines are ended, which may take longer than whoever sent the signal waits."""
     must_start: bool = False
     """Whether the run ends when the first engines that it starts do not become ready: an argument of theirs is wrong,
     and the others have it too."""

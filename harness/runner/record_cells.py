@@ -84,6 +84,7 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
     except InfrastructureError:
         # Most of it was spent on waiting for engines that hang: it is not the harness's own time.
         spent = round(time.monotonic() - begun, 3)
+        recorder.busy.took(spent)
         recorder.set_cell(work.cell.id, request_seconds=spent, seconds=spent)
         raise
 
@@ -93,7 +94,7 @@ def _limit_s(session: EngineGroupSession, topology: TopologyName, requests: int)
 
 
 def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, reporter: Reporter) -> None:
-    begun, restarting = time.monotonic(), session.restart_seconds
+    begun, restarting, restarts = time.monotonic(), session.restart_seconds, len(session.restarts)
     second_p = session.second_p_records()
     errors = done = 0
     waited = 0.0
@@ -120,6 +121,8 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
     # Check before the cell counts as complete: another server may have taken over the port of a dead engine.
     session.require_alive()
     restarting = session.restart_seconds - restarting
+    for interval in session.restarts[restarts:]:
+        recorder.busy.add(*interval)
     spent = time.monotonic() - begun - restarting
     recorder.set_cell(
         work.cell.id,

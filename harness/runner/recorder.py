@@ -6,8 +6,8 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from harness.prompts.model import PromptSet
 from harness.scheduling import hardware
 from harness.scheduling.gpus import gpus
 from harness.util import clock, machine
+from harness.util.intervals import Intervals
+from harness.util.signals import SignalName, ended_by
 from harness.version import __version__
 from harness.workload.cells import CellWork
 from harness.workload.outputs import Outputs
@@ -103,7 +105,9 @@ class Recorder:
         self.outputs = Outputs(profile.judging.tier != "bitwise")
         self._lock = threading.RLock()
         self.folder = folder
-        self._begun = time.monotonic()
+        self._begun = clock.now()
+        self.busy = Intervals()
+        """When engines were starting, answering or ending: the rest is the harness's own time."""
         self._stop_seconds = 0.0
         self._scoring_seconds = 0.0
         commit, dirty = machine.git_state()
@@ -157,12 +161,13 @@ class Recorder:
             kind=kind,
         )
         self.record = adopt(self.record)
-        self._earlier_s = self.record.seconds.get("total", 0.0)
+        self._earlier_s, self._earlier_own_s = (self.record.seconds.get(key, 0.0) for key in ("total", "own"))
         self._writer = HistoryWriter(folder)
         self._sha256 = write_run(folder, self.record)
 
     def append(self, observation: Observation) -> None:
         observation = cleaned(observation)
+        self.busy.add(observation.started_at, observation.started_at + sum(leg.seconds for leg in observation.legs))
         with self._lock:
             self._writer.append(observation)
             self.outputs.add(observation)
@@ -175,6 +180,7 @@ class Recorder:
 
     def stopped(self, seconds: float) -> None:
         """Add time that engines took to end."""
+        self.busy.took(seconds)
         with self._lock:
             self._stop_seconds += seconds
 
@@ -202,9 +208,13 @@ class Recorder:
             run = self.record.model_copy(update={"cells": tuple(c for c in self.record.cells if c.cell in cells)})
         return read_so_far(self.folder, run)
 
-    def interrupted(self) -> None:
-        self._update(interrupted=True)
-        self.fail_pending([c.cell for c in self.record.cells], "interrupted", "interrupted by Ctrl-C or a signal")
+    def still(self) -> AbstractContextManager[object]:
+        """Keep other threads from recording, so that what is there can be read while engines still answer."""
+        return self._lock
+
+    def interrupted(self, by: SignalName) -> None:
+        self._update(interrupted=True, ended_by=by)
+        self.fail_pending([c.cell for c in self.record.cells], "interrupted", ended_by(by))
 
     def store_soak_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a whole soak; call before ``finish``."""
@@ -222,18 +232,18 @@ class Recorder:
             except StorageError as error:
                 # The Parquet file is only a copy; the run is complete without it.
                 notices.append(str(error))
-        total = self._earlier_s + time.monotonic() - self._begun
+        now = clock.now()
         start = sum(c.start_seconds for c in self.record.cells)
         requests = sum(c.request_seconds for c in self.record.cells) + self._scoring_seconds
         self._update(
             finished=machine.now(),
             seconds={
-                "total": round(total, 3),
+                "total": round(self._earlier_s + now - self._begun, 3),
+                # Those of groups side by side are added up, and may come to more than the total.
                 "engine_start": round(start, 3),
                 "requests": round(requests, 3),
                 "engine_stop": round(self._stop_seconds, 3),
-                # The times of concurrent groups may add up to more than the elapsed time.
-                "own": round(max(0.0, total - start - requests - self._stop_seconds), 3),
+                "own": round(self._earlier_own_s + self.busy.outside(self._begun, now), 3),
             },
         )
         return history.model_copy(

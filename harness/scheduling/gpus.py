@@ -152,7 +152,12 @@ def visible_here(node: str = "localhost") -> Visible:
 
 def gpus() -> list[str]:
     """Return name and memory of each NVIDIA GPU that CUDA_VISIBLE_DEVICES allows."""
-    return [f"{d.gpu.name}, {1024 * d.gpu.memory_gib:.0f} MiB" for d in visible_here().devices]
+    return in_words(visible_here().devices)
+
+
+def in_words(devices: Sequence[VisibleDevice]) -> list[str]:
+    """Return name and memory of each device."""
+    return [f"{d.gpu.name}, {1024 * d.gpu.memory_gib:.0f} MiB" for d in devices]
 
 
 def gpu_name(found: Sequence[str]) -> str:

@@ -9,18 +9,20 @@ from typing import Any
 
 import psutil
 
-from harness.scheduling.gpus import gpus
+from harness.scheduling.gpus import in_words, visible_here
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores, memory and GPUs of this machine, without its host name."""
+    """Return processor, cores, memory and GPUs with their driver of this machine, without its host name."""
+    devices = visible_here().devices
     return {
         "processor": _processor(),
         "processor_model": _processor_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": f"{platform.system()} {platform.machine()}",
-        "gpus": gpus(),
+        "gpus": in_words(devices),
+        "gpu_driver": devices[0].gpu.driver if devices else None,
     }
 
 

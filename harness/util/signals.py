@@ -1,4 +1,4 @@
-"""Signal masking for INT, TERM and HUP, which the command line turns into KeyboardInterrupt.
+"""INT, TERM and HUP, which the command line turns into KeyboardInterrupt: which one it was, and masking.
 
 Python handles signals in the main thread alone; in other threads these context managers do nothing.
 """
@@ -10,9 +10,47 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SignalName = Literal["INT", "TERM", "HUP"]
+_NAMES: dict[int, SignalName] = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP"}
+_IN_WORDS: dict[SignalName, str] = {
+    "INT": "interrupted by the user (Ctrl-C)",
+    "TERM": "ended by a TERM signal (a time limit or job control)",
+    "HUP": "ended by a HUP signal (its terminal was closed)",
+}
+
+
+class Signalled(KeyboardInterrupt):
+    """A KeyboardInterrupt that knows its signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle a signal as Ctrl-C is handled."""
+    raise Signalled(number)
+
+
+def signal_of(error: BaseException | None) -> SignalName:
+    """Return the first signal behind an exception: others, or other exceptions, may have been raised while it was
+    handled. Python's own handler is that of INT."""
+    first: SignalName = "INT"
+    while error is not None:
+        if isinstance(error, Signalled):
+            first = _NAMES.get(error.number, "INT")
+        elif isinstance(error, KeyboardInterrupt):
+            first = "INT"
+        error = error.__cause__ or error.__context__
+    return first
+
+
+def ended_by(name: SignalName | None) -> str:
+    """Return in words what ended a run; None where the record does not tell the signal."""
+    return _IN_WORDS[name] if name is not None else "interrupted by Ctrl-C or a signal"
 
 
 @contextmanager
@@ -43,10 +81,10 @@ def raise_once() -> Iterator[None]:
     The first one starts the shutdown, which ends the engines and saves the record; a second one must not stop that.
     """
 
-    def first(_number: int, _frame: FrameType | None) -> None:
+    def first(received: int, _frame: FrameType | None) -> None:
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise Signalled(received)
 
     with _handled(first):
         yield

@@ -161,9 +161,12 @@ def cold_prompts(prompts: Sequence[Prompt], workload: Workload, routed: bool = F
     return list(prompts) if limit is None else thinned(prompts, limit)
 
 
-def to_record(prompts: PromptSet, workload: Workload) -> PromptSet:
-    """Return the part of a set that runs with this workload can send, which is what its baselines record."""
-    sent = {p.id for some in (prompts.cold, prompts.held_out) for p in cold_prompts(some, workload)}
+def to_record(prompts: PromptSet, part: Profile) -> PromptSet:
+    """Return the part of a set that runs with this profile can send, which is what its baselines record: of held-out
+    prompts none where there is no second stage."""
+    second = part.judging.stages == 2 and part.judging.tier != "bitwise"
+    stages = (prompts.cold, prompts.held_out) if second else (prompts.cold,)
+    sent = {p.id for some in stages for p in cold_prompts(some, part.workload)}
     kept = tuple(p for p in prompts.prompts if p.use == "scenario" or p.id in sent)
     return prompts.model_copy(update={"prompts": kept})
 

@@ -130,7 +130,7 @@ def prepare(
         try:
             prompts = _planned_prompts(part) if planned else None
             prompts = prompts or _fitting_prompts(part, source, record, planned)
-            sets[part.variant] = prompts = to_record(prompts, part.workload) if record else prompts
+            sets[part.variant] = prompts = to_record(prompts, part) if record else prompts
         except HarnessError as error:
             # A variant that cannot run must not keep the others from running.
             if not profile.axes:

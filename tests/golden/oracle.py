@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path(__file__).parent / "runs"
 BASELINES = Path(__file__).parent / "baselines"
 """Those of the prompts that the recorded runs were sent."""
+OF_OTHER_HARDWARE = {"gpu": ROOT / "baselines" / "gpu"}
+"""Runs of GPU engines, with the baselines that they are judged by: those that the profile has."""
+COMPARED = (Path(__file__).parent / "attacked", RUNS / "gpu")
+"""Runs of the same profile on CPU engines and on a GPU."""
 EXPECTED = Path(__file__).parent / "expected"
 PROFILES = ("cpu", "gpu", "nightly")
 PAGES = frozenset({"M1", "merged", "normal-tier"})
@@ -75,7 +79,8 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
-        done = _harness(["check", str(folder), "--baselines", str(BASELINES), "--write"], checkout, home)
+        baselines = OF_OTHER_HARDWARE.get(run.name, BASELINES)
+        done = _harness(["check", str(folder), "--baselines", str(baselines), "--write"], checkout, home)
         out = {"exit": f"{done.code}\n", "terminal": done.output}
         for name in _JUDGED:
             path = folder / name
@@ -94,6 +99,14 @@ def plans(checkout: Path = ROOT) -> dict[str, str]:
         out[f"plan-{profile}"] = _normalised(done.output, {str(checkout): "CHECKOUT"})
     out["commands"] = _normalised(_commands(checkout), {str(checkout): "CHECKOUT"})
     return out
+
+
+def comparison(checkout: Path = ROOT) -> dict[str, str]:
+    """Return what is printed about two recorded runs that are compared, and the exit code."""
+    with tempfile.TemporaryDirectory() as temporary:
+        done = _harness(["report", "--compare", *map(str, COMPARED), "--out", temporary], checkout, ROOT)
+        replaced = {temporary: "TMP", str(checkout): "CHECKOUT", str(ROOT): "CHECKOUT"}
+        return {"exit": f"{done.code}\n", "terminal": _normalised(done.output, replaced)}
 
 
 def _commands(checkout: Path) -> str:
@@ -143,13 +156,14 @@ def recorded() -> list[Path]:
 
 
 def expected(name: str) -> dict[str, str]:
-    """The expected outputs of a recorded run, or of ``plans``."""
+    """The expected outputs of a recorded run, of ``comparison`` or of ``plans``."""
     return {p.name: p.read_text(encoding="utf-8") for p in sorted((EXPECTED / name).iterdir())}
 
 
 def _update() -> None:
     shutil.rmtree(EXPECTED, ignore_errors=True)
-    for name, out in [*((r.name, kept(r.name, outputs(r))) for r in recorded()), ("plans", plans())]:
+    judged = [(r.name, kept(r.name, outputs(r))) for r in recorded()]
+    for name, out in [*judged, ("comparison", comparison()), ("plans", plans())]:
         (EXPECTED / name).mkdir(parents=True)
         for file, text in out.items():
             (EXPECTED / name / file).write_text(text, encoding="utf-8")
@@ -166,7 +180,7 @@ def _differences(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[s
 
 def _compare(checkout: Path, runs: list[Path]) -> int:
     failed = 0
-    pairs = [("plans", plans(ROOT), plans(checkout))]
+    pairs = [("plans", plans(ROOT), plans(checkout)), ("comparison", comparison(ROOT), comparison(checkout))]
     for run in runs:
         home = checkout if str(checkout) in (run / "run.json").read_text(encoding="utf-8") else ROOT
         pairs.append((str(run), outputs(run, ROOT, home), outputs(run, checkout, home)))

@@ -16,3 +16,7 @@ def test_recorded_run_is_judged_as_before(run):
 
 def test_plans_and_engine_commands_are_as_before():
     assert oracle.plans() == oracle.expected("plans"), RENEWED
+
+
+def test_runs_on_cpu_engines_and_on_a_gpu_are_compared_as_before():
+    assert oracle.comparison() == oracle.expected("comparison"), RENEWED

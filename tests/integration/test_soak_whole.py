@@ -33,7 +33,7 @@ from harness.history.verdict import Verdict
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
 from harness.runner.run import prepared_recorder
-from harness.util.signals import deferred, ignored, raise_once
+from harness.util.signals import deferred, ended_by, ignored, raise_once
 from harness.util.storage import FolderLock
 from harness.workload.prepare import prepare
 from tests.support.builders import engine, with_run
@@ -270,7 +270,7 @@ def test_two_interrupts_leave_a_result(tmp_path: Path, session: type[FakeSession
     before = signal.getsignal(signal.SIGINT)
     ended = played(tmp_path, 99)
     assert signal.getsignal(signal.SIGINT) is before
-    assert session.newest.ended and ended.result.doubts == ("interrupted by the user",)
+    assert session.newest.ended and ended.result.doubts == (ended_by("INT"),)
     assert written(ended.folder)["verdict"] == "UNKNOWN"
     kept = load_history(ended.folder)
     assert kept.run.interrupted and kept.run.finished and kept.run.came_to is Verdict.UNKNOWN
@@ -291,7 +291,7 @@ def test_an_interrupt_while_a_round_is_kept_records_each_answer_once(
 
     monkeypatch.setattr(soak_run.Recorder, "append", append)
     ended = played(tmp_path, 99)
-    assert ended.result.doubts == ("interrupted by the user",)
+    assert ended.result.doubts == (ended_by("INT"),)
     assert [o["sequence"] for o in recorded(ended.folder)] == list(range(PROMPTS))
 
 

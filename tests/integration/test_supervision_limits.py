@@ -39,6 +39,7 @@ from harness.runner.timeouts import requests_limit_s, run_limit_s
 from harness.supervision import stacks
 from harness.supervision.process import SupervisedEngine
 from harness.util.progress import Reporter
+from harness.util.signals import ended_by
 from harness.workload.prepare import prepare
 from tests.support import stand_in_engine
 from tests.support.engines import ENVIRONMENT, session_of
@@ -455,7 +456,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("numbers", [["INT"], ["TERM"], ["HUP"], ["INT", "INT"], ["TERM", "INT", "TERM"]])
-def test_signals_outside_of_a_run_are_a_sentence(numbers):
+def test_signals_outside_of_a_run_are_a_sentence_that_names_the_first(numbers):
     started = subprocess.Popen(
         [sys.executable, "-c", ENDLESS],
         stdout=subprocess.PIPE,
@@ -469,4 +470,4 @@ def test_signals_outside_of_a_run_are_a_sentence(numbers):
         time.sleep(0.1)
     _, said = started.communicate(timeout=30)
     assert started.returncode == 2
-    assert said.strip().endswith("harness: interrupted; verdict UNKNOWN") and "Traceback" not in said
+    assert said.strip().endswith(f"harness: {ended_by(numbers[0])}; verdict UNKNOWN") and "Traceback" not in said

@@ -99,13 +99,13 @@ def _real_model_items(profile: Profile, source: str, environment: EngineEnvironm
         hub_items,
         read_gpus,
         toolchain_items,
-        transport_items,
         weights_of,
     )
+    from harness.commands.doctor.transport import transport_items
 
     items = [*hub_items(source), *convertible_items(source)]
+    items += transport_items(profile, environment) if environment is not None else []
     if profile.engine.device == "gpu":
-        items += transport_items(profile, environment) if environment is not None else []
         items += gpu_items(profile, environment, read_gpus(), weights_of(source))
         items += toolchain_items(profile, environment)
     return items

@@ -1,5 +1,4 @@
-"""Examine what real models need: the hub, disk, UCX's CUDA transports, the GPU's driver and memory, and what compiles
-kernels."""
+"""Examine what real models need: the hub, disk, the GPU's driver and memory, and what compiles kernels."""
 
 from __future__ import annotations
 
@@ -28,9 +27,6 @@ from harness.profiles.packages import room_for
 from harness.supervision.stacks import program
 from harness.util.extras import INSTALL_RUN, is_installed
 
-_CUDA_TRANSPORTS = ("cuda_copy", "cuda_ipc")
-# UCX's names for groups of transports.
-_UCX_GROUPS = {"all": _CUDA_TRANSPORTS, "cuda": _CUDA_TRANSPORTS}
 # Oldest Linux driver for each major CUDA version (minor-version compatibility).
 _DRIVERS = {12: 525.6, 13: 580.0}
 
@@ -119,66 +115,6 @@ def _convertible_item(found: Convertible) -> Examined:
 
 def _to_make(model: PackagedModel | FolderAtRest) -> tuple[str, ...]:
     return ("gguf", "pip") if isinstance(model, PackagedModel) else ("gguf",)
-
-
-# --- transports -----------------------------------------------------------------------------------------------------
-
-
-def transport_items(profile: Profile, environment: EngineEnvironment) -> list[Examined]:
-    """Return items that say whether NIXL can move KV between GPUs; none for CPU profiles or without P/D."""
-    if profile.engine.device != "gpu" or "pd" not in profile.topologies:
-        return []
-    wanted = _CUDA_TRANSPORTS if profile.engine.kv_buffer_device == "cuda" else ()
-    where, found = _transports(environment)
-    lacking = [t for t in wanted if t not in found]
-    names = ", ".join(sorted(found)) or "none"
-    return [
-        Examined(
-            "UCX transports",
-            f"{names} ({where})" + (f"; no {', '.join(lacking)}" if lacking else ""),
-            not lacking,
-            bool(wanted),
-            "install nixl's CUDA wheel (extra `gpu`), or set engine.kv_buffer_device to cpu",
-        ),
-        _tls_item(profile.engine.env, wanted),
-    ]
-
-
-def _transports(environment: EngineEnvironment) -> tuple[str, set[str]]:
-    """Return where transports were looked for, and the GPU transports that were found."""
-    program = shutil.which("ucx_info")
-    if program is not None:
-        done = _ask([program, "-d"])
-        return "ucx_info -d", set(re.findall(r"Transport:\s*(\S+)", done)) & set(_CUDA_TRANSPORTS)
-    place = _package_folder(environment.executable, "nixl")
-    return "libraries of the nixl wheel; whether they work depends on the GPU", shipped_transports(place)
-
-
-def shipped_transports(site_packages: Path | None) -> set[str]:
-    """Return the GPU transports of the UCX bundled with a nixl wheel (``nixl*.libs/ucx``), without loading it."""
-    if site_packages is None:
-        return set()
-    folders = [f for f in site_packages.iterdir() if f.name.lstrip(".").startswith("nixl") and f.name.endswith(".libs")]
-    libraries = [lib for f in folders for lib in (f / "ucx").glob("libuct_cuda*.so*")]
-    return {t for lib in libraries for t in _CUDA_TRANSPORTS if t.encode() in lib.read_bytes()}
-
-
-def _tls_item(env: Mapping[str, str], wanted: tuple[str, ...]) -> Examined:
-    given = env.get("UCX_TLS")
-    dropped = ", ".join(sorted(name for name in os.environ if name.startswith(("UCX_", "NIXL_"))))
-    ignored = f"; {dropped} of this shell is not passed on: engine.env may set it" if dropped else ""
-    if given is None:
-        return Examined("UCX_TLS", f"not set by the profile: UCX chooses{ignored}", True, False)
-    named = given.removeprefix("^").split(",")
-    named += [t for n in named for t in _UCX_GROUPS.get(n, ())]
-    lacking = [t for t in wanted if (t in named) == given.startswith("^")]
-    return Examined(
-        "UCX_TLS",
-        given + (f" leaves out {', '.join(lacking)}" if lacking else "") + ignored,
-        not lacking,
-        bool(wanted),
-        "add cuda_copy and cuda_ipc to UCX_TLS in engine.env, or leave it out",
-    )
 
 
 # --- the GPU --------------------------------------------------------------------------------------------------------

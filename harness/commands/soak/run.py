@@ -30,7 +30,7 @@ from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, prepared_recorder
 from harness.util import machine
 from harness.util.progress import Reporter
-from harness.util.signals import ignored, raise_once
+from harness.util.signals import SignalName, ended_by, ignored, raise_once, signal_of
 from harness.util.storage import FolderLock
 from harness.workload.at_once import Item
 from harness.workload.cells import CellWork
@@ -97,8 +97,8 @@ def soak(
                     f"{wanted.concurrency} concurrent requests; {folder}"
                 )
                 run.perform(group)
-        except KeyboardInterrupt:
-            run.interrupted()
+        except KeyboardInterrupt as error:
+            run.interrupted(signal_of(error))
         with ignored():
             return run.end()
 
@@ -143,9 +143,9 @@ class _Soak:
         finally:
             self._doubts += [f"could not be ended: {words}" for words in session.left]
 
-    def interrupted(self) -> None:
-        self._doubts.append("interrupted by the user")
-        self._guarded("closing the record", self._recorder.interrupted)
+    def interrupted(self, by: SignalName) -> None:
+        self._doubts.append(ended_by(by))
+        self._guarded("closing the record", lambda: self._recorder.interrupted(by))
 
     def _guarded(self, what: str, act: Callable[[], object]) -> None:
         """Run ``act``; a failure becomes a doubt, so that the result is written all the same."""

@@ -273,7 +273,8 @@ def test_an_interrupted_run_gives_baselines_of_its_complete_cells(tmp_path):
     run = with_run(run_of(interrupted=True), cells=(plain, drafting.model_copy(update={"state": "interrupted"})))
     made = new_baselines(run, run_of(run_id="again"), {"": prompts()}, tmp_path)
     assert [r.method for r in made.recorded] == ["none"]
-    assert made.left_out == {"single-eagle3": "the run left it interrupted"} and made.once == {}
+    assert made.left_out == {"single-eagle3": "the run left it interrupted; 3 of 3 prompts answered"}
+    assert made.once == {}
     found = references_in(run, {m: identity_in(run, m) for m in ("none", "eagle3")})
     assert found["none"].baseline is not None
     assert "expected single-eagle3 to be complete" in found["eagle3"].reason
@@ -282,7 +283,7 @@ def test_an_interrupted_run_gives_baselines_of_its_complete_cells(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"state": "interrupted", "reason": "by the user"}, "by the user"),
+        ({"state": "interrupted", "reason": "by the user"}, "by the user; 3 of 3 prompts answered"),
         ({"left_over": ("decode: pid 7",)}, "its engines may still be running"),
     ],
 )
@@ -295,7 +296,8 @@ def test_cells_that_are_not_complete_are_left_out(tmp_path, changes, reason):
 def test_a_repetition_that_is_not_complete_gives_no_noise(tmp_path):
     again = with_cells(run_of(run_id="again", interrupted=True), state="interrupted", reason="by the user")
     made = new_baselines(run_of(), again, {"": prompts()}, tmp_path)
-    assert made.once == {"single-none": "by the user", "single-eagle3": "by the user"} and made.left_out == {}
+    why = "by the user; 3 of 3 prompts answered"
+    assert made.once == {"single-none": why, "single-eagle3": why} and made.left_out == {}
     assert all(r.again is None for item in made.recorded for r in load_baseline(item.path).rows)
 
 

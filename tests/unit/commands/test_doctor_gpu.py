@@ -1,4 +1,4 @@
-"""What `doctor` says about hub, transports and GPU, from canned answers of the driver: no GPU is needed here."""
+"""What `doctor` says about hub and GPU, from canned answers of the driver: no GPU is needed here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from harness.commands.doctor.gpu import (
     gpu_items,
     hub_items,
     parse_gpus,
-    shipped_transports,
     toolchain_items,
-    transport_items,
     weights_of,
 )
 from harness.engines.environment import EngineEnvironment
@@ -44,20 +42,17 @@ def environment(executable: str) -> EngineEnvironment:
     return ENVIRONMENT.model_copy(update={"executable": executable, "vllm_build": "gpu", "torch": None, "nixl": None})
 
 
-def fake_python(tmp_path: Path, cuda: str = "13.0", transports: bytes = b"cuda_copy\0cuda_ipc\0") -> EngineEnvironment:
-    """An engine interpreter (a script) whose site-packages have a torch and a nixl wheel."""
+def fake_python(tmp_path: Path, cuda: str = "13.0") -> EngineEnvironment:
+    """An engine interpreter (a script) whose site-packages have a torch."""
     site = tmp_path / "site-packages"
     for name, content in (
         ("torch/__init__.py", b""),
         ("torch/version.py", f"__version__ = '2.13.0'\ncuda: Optional[str] = '{cuda}'\n".encode()),
-        ("nixl/__init__.py", b""),
-        ("nixl_cu13.libs/ucx/libuct_cuda.so.0.0.0", b"\x7fELF" + transports),
-        ("nixl_cu13.libs/ucx/libuct_ib.so.0.0.0", b"cuda_ipc"),
     ):
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_bytes(content)
-    answers = "".join(f"*{name}*) echo {site}/{name}/__init__.py;;\n" for name in ("torch", "nixl"))
-    return environment(str(script(tmp_path / "python", f'#!/bin/sh\ncase "$2" in\n{answers}esac\n')))
+    answer = f"*torch*) echo {site}/torch/__init__.py;;\n"
+    return environment(str(script(tmp_path / "python", f'#!/bin/sh\ncase "$2" in\n{answer}esac\n')))
 
 
 # --- GPU ------------------------------------------------------------------------------------------------------------
@@ -97,7 +92,6 @@ def test_driver_is_compared_with_the_cuda_of_torch(tmp_path, driver, cuda, ok):
 def test_cpu_profiles_ask_for_no_gpu():
     cpu = load_profile("cpu")
     assert gpu_items(cpu, None, [VisibleGpu("L4", "1", 22.5, 1.0)], {}) == []
-    assert transport_items(cpu, environment("/nowhere")) == []
     assert hub_items("cpu") == []
 
 
@@ -117,67 +111,6 @@ def test_memory_is_judged_by_the_variant_that_fits_worst():
         return item.ok
 
     assert [fits(t) for t in (24.0, 40.0, 58.0, 80.0)] == [False, False, False, True]
-
-
-# --- transports -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_ucx_info(monkeypatch):
-    monkeypatch.setattr("harness.commands.doctor.gpu.shutil.which", lambda _: None)
-
-
-def test_transports_of_the_wheel(tmp_path, no_ucx_info):
-    engines = fake_python(tmp_path)
-    transports, tls = transport_items(gpu_profile(tmp_path), engines)
-    assert transports.ok and "cuda_copy, cuda_ipc (libraries of the nixl wheel" in transports.found
-    assert tls.ok and "not set by the profile" in tls.found
-    (tmp_path / "site-packages/nixl_cu13.libs/ucx/libuct_cuda.so.0.0.0").write_bytes(b"cuda_copy")
-    transports, _ = transport_items(gpu_profile(tmp_path), engines)
-    assert not transports.ok and transports.needed and "no cuda_ipc" in transports.found and transports.advice
-    transports, _ = transport_items(gpu_profile(tmp_path, kv_buffer_device="cpu"), engines)
-    assert transports.ok and not transports.needed
-    assert shipped_transports(None) == set()
-
-
-def test_engines_without_nixl_have_no_transports(tmp_path, no_ucx_info):
-    transports, _ = transport_items(gpu_profile(tmp_path), environment("/nowhere/python"))
-    assert not transports.ok and transports.found.startswith("none")
-
-
-def test_ucx_info_is_asked_where_there_is_one(tmp_path, monkeypatch):
-    said = "#!/bin/sh\necho '#      Transport: tcp'\necho '#      Transport: cuda_copy'\n"
-    program = script(tmp_path / "ucx_info", said)
-    monkeypatch.setattr("harness.commands.doctor.gpu.shutil.which", lambda _: str(program))
-    transports, _ = transport_items(gpu_profile(tmp_path), environment("/nowhere/python"))
-    assert transports.found == "cuda_copy (ucx_info -d); no cuda_ipc" and not transports.ok
-
-
-@pytest.mark.parametrize(
-    ("tls", "lacking"),
-    [
-        ("all", ""),
-        ("tcp,cuda", ""),
-        ("cuda_copy,cuda_ipc,sm", ""),
-        ("tcp,cuda_copy", "cuda_ipc"),
-        ("tcp,sm,self", "cuda_copy, cuda_ipc"),
-        ("^cuda_ipc", "cuda_ipc"),
-        ("^tcp", ""),
-    ],
-)
-def test_transports_that_the_profile_allows(tmp_path, no_ucx_info, monkeypatch, tls, lacking):
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    _, item = transport_items(gpu_profile(tmp_path, env={"UCX_TLS": tls}), fake_python(tmp_path))
-    assert item.ok is not bool(lacking)
-    assert (f"leaves out {lacking}" in item.found) is bool(lacking)
-    assert "UCX_TLS of this shell is not passed on" in item.found
-
-
-def test_every_setting_of_this_shell_that_engines_do_not_get_is_named(tmp_path, no_ucx_info, monkeypatch):
-    for name in ("UCX_NET_DEVICES", "NIXL_LOG_LEVEL"):
-        monkeypatch.setenv(name, "x")
-    _, item = transport_items(gpu_profile(tmp_path), fake_python(tmp_path))
-    assert item.ok and "; NIXL_LOG_LEVEL, UCX_NET_DEVICES of this shell" in item.found
 
 
 # --- kernels, memory, stacks ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from harness.reports.summary import RunSummary
 from harness.reports.terminal import print_summary
 from harness.util.text import counted, lasting
 from tests.golden.oracle import BASELINES, RUNS
+from tests.support.builders import with_run
 from tests.support.pages import printed
 
 RECORDED = ["M1", "M4", "M5a", "normal-tier", "interrupted", "merged", "known", "pass"]
@@ -58,6 +59,24 @@ def test_where_acceptance_did_not_change_the_table_says_where_it_fails():
 def test_the_summary_keeps_within_forty_lines_at_80_columns():
     for name in RECORDED:
         assert len([line for line in lines_of(judged(name), 80) if len(line) <= 80]) <= 40, name
+
+
+def test_times_of_cells_side_by_side_are_said_to_be_added_up():
+    def last(name, **seconds):
+        summary = judged(name)
+        recorded = summary.history.run.seconds
+        made = with_run(summary.history, seconds={**recorded, **seconds})
+        lines = lines_of(summary._replace(history=made), 160)
+        return next(line for line in lines if " s, requests " in line).rstrip()
+
+    assert last("pass", total=60.0, engine_start=20.0, requests=30.0, engine_stop=1.0, own=9.0) == (
+        "60 s: engine start 20 s, requests 30 s, engine stop 1 s, harness 9 s"
+    )
+    # As this run was recorded, by a version that knew no own time here.
+    assert last("gpu") == (
+        "293 s; of all cells, some side by side: engine start 150 s, requests 391 s, engine stop 3 s"
+    )
+    assert last("gpu", own=12.3).endswith("engine stop 3 s; harness alone 12 s")
 
 
 def causes_in(lines: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from harness.engines.executor import local_places
 from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.errors import EngineDiedError, ModelUnavailableError
-from harness.history.folder import History
+from harness.history.folder import History, load_history, read_so_far
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.references import baselines_for
@@ -34,10 +34,11 @@ from harness.runner.options import RunOptions
 from harness.runner.play import Player
 from harness.runner.run import new_folder, prepared_recorder, record_into
 from harness.scheduling.model import Device, Placement
-from harness.util import allowance
+from harness.util import allowance, clock
 from harness.util.progress import Reporter
+from harness.util.signals import interrupt
 from harness.workload.prepare import Prepared, prepare
-from tests.support.builders import extending
+from tests.support.builders import extending, observation
 from tests.support.engines import ENVIRONMENT, session_of
 from tests.support.fake_session import FakeSession
 
@@ -239,6 +240,83 @@ def test_interrupt_ends_engines_of_all_threads_and_keeps_what_is_complete(tmp_pa
     assert not +FakeSession.up
 
 
+def test_a_run_says_which_signal_ended_it(tmp_path, monkeypatch):
+    """A time limit sends TERM: "interrupted by the user" was said of it, too."""
+    FakeSession.reset(seconds=20.0)
+    main = threading.main_thread().ident
+    assert main is not None
+    monkeypatch.setattr(FakeSession, "third", staticmethod(lambda: signal.pthread_kill(main, signal.SIGTERM)))
+    old = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        history = run(prepare("cpu", []), tmp_path / "run", FakeExecutor(6))
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert history.run.interrupted and history.run.ended_by == "TERM"
+    words = "ended by a TERM signal (a time limit or job control)"
+    assert {c.reason for c in history.run.cells} == {words}
+    assert load_history(history.folder).run.ended_by == "TERM"
+
+
+@pytest.mark.usefixtures("hears_sigint")
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_recorded_is_shown_before_engines_are_ended_which_may_take_long(tmp_path, monkeypatch, fails):
+    FakeSession.reset(seconds=20.0)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(interrupt_main_thread))
+    seen: list[tuple[int, int]] = []
+
+    def save(histories: tuple[History, ...]) -> None:
+        seen.append((sum(FakeSession.up.values()), len(histories[0].run.cells)))
+        if fails:
+            raise ValueError("it cannot be read")
+
+    prepared, said = prepare("cpu", []), io.StringIO()
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+    options = RunOptions(executor=FakeExecutor(6), before_ending=save)
+    history = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0, Console(file=said)), options).run()
+    assert seen == [(6, 12)]
+    assert history.run.interrupted and not +FakeSession.up
+    assert ("before the engines were ended: ValueError: it cannot be read" in said.getvalue()) is fails
+
+
+@pytest.mark.usefixtures("hears_sigint")
+def test_what_is_shown_then_does_not_change_while_engines_still_answer(tmp_path, monkeypatch):
+    """Lines grew while they were read: complete cells had no baseline until the engines had ended."""
+    FakeSession.reset(seconds=20.0)
+    prepared, over = prepare("cpu", ["single-*"]), threading.Event()
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
+
+    def answer() -> None:
+        while not over.wait(0.001):
+            recorder.append(observation("single-none", 40))
+
+    def strike() -> None:
+        time.sleep(0.2)
+        interrupt_main_thread()
+
+    seen: list[int] = []
+
+    def save(histories: tuple[History, ...]) -> None:
+        for _ in range(3):
+            time.sleep(0.05)
+            seen.append(len(histories[0].in_order("single-none")))
+            assert len(read_so_far(recorder.folder, recorder.record).in_order("single-none")) == seen[0]
+
+    answering = threading.Thread(target=answer)
+    monkeypatch.setattr(FakeSession, "third", staticmethod(strike))
+    answering.start()
+    said = io.StringIO()
+    options = RunOptions(executor=FakeExecutor(6), before_ending=save)
+    runner = Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0, Console(file=said)), options)
+    try:
+        # The answers go on until the end: the record is closed below.
+        monkeypatch.setattr(recorder, "finish", lambda: recorder.so_far([]))
+        runner.run()
+    finally:
+        over.set()
+        answering.join()
+    assert "before the engines were ended" not in said.getvalue() and seen[0] > 0 and len(set(seen)) == 1
+
+
 class FakeServers(FakeExecutor, AttachedExecutor):
     """The same in place of servers that run already."""
 
@@ -254,7 +332,7 @@ def test_only_engines_that_were_started_are_said_to_be_ended(tmp_path, monkeypat
     reporter = Reporter(1.0, Console(file=said))
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / "run")
     Runner(prepared, ENVIRONMENT, recorder, reporter, RunOptions(executor=executor(6))).run()
-    assert f"interrupted: {words}; recorded observations are kept" in said.getvalue()
+    assert f"interrupted by the user (Ctrl-C): {words}; recorded observations are kept" in said.getvalue()
 
 
 @pytest.mark.usefixtures("hears_sigint")
@@ -391,6 +469,26 @@ def test_waiting_for_engines_that_hang_is_not_the_harness_own_time(tmp_path, mon
     recorder.fail_pending([work.cell.id], "failed", "it was ended")
     seconds = recorder.finish().run.seconds
     assert seconds["requests"] >= 0.3 and seconds["own"] <= seconds["total"] - 0.3
+
+
+def test_own_time_is_what_no_engine_took_also_where_cells_overlap(tmp_path):
+    """It was 0 s wherever two cells together took longer than the run."""
+    prepared = prepare("cpu", ["single-none", "pd-none"], ["cold"])
+    recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path)
+    begun = clock.now()
+    time.sleep(0.3)
+    for cell in ("single-none", "pd-none"):
+        # Answers of both at the same time.
+        recorder.append(observation(cell, 40).model_copy(update={"started_at": begun}))
+        recorder.set_cell(cell, start_seconds=5.0, request_seconds=5.0)
+    time.sleep(0.2)
+    for _ in range(2):
+        recorder.stopped(0.1)
+    seconds = recorder.finish().run.seconds
+    asked = max(sum(leg.seconds for leg in observation(c, 40).legs) for c in ("single-none", "pd-none"))
+    assert seconds["engine_start"] + seconds["requests"] > seconds["total"]
+    # The ends came at once, too.
+    assert seconds["own"] == pytest.approx(seconds["total"] - asked - 0.1, abs=0.05)
 
 
 def test_a_watch_sees_each_group_when_it_is_recorded_and_can_end_the_run(tmp_path):
