@@ -130,6 +130,11 @@ class Baseline(Strict):
         return {r.prompt_id: r for r in self.rows}
 
     @property
+    def outputs(self) -> dict[str, tuple[int, ...]]:
+        """The recorded output of each prompt."""
+        return {r.prompt_id: r.output_ids for r in self.rows}
+
+    @property
     def noise_floor_nats(self) -> float | None:
         """Top-2 gap up to which equal runs part (``noise_floor``); None without an A/A."""
         again = [r.again for r in self.rows if r.again is not None]

@@ -28,7 +28,7 @@ import numpy as np
 from harness.baselines.model import BaselineRow
 from harness.history.acceptance import RequestCounts
 from harness.history.records import COLD, Leg
-from harness.history.token_ids import parted_at
+from harness.history.token_ids import common_prefix, parted_at
 from harness.judging.checks.attached import why_in_total
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
 from harness.judging.checks.rescored import scores
@@ -52,6 +52,7 @@ from harness.stats.paired import (
     make_arms,
 )
 from harness.stats.power import least_units
+from harness.stats.spread import Beside, Spread, spread_of
 
 T = TypeVar("T")
 SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -73,6 +74,10 @@ class _Raw(NamedTuple):
     """By how much of itself acceptance may move without a defect."""
     incomplete: str = ""
     """Missing evidence without which the test can show a change, but not the absence of one."""
+    spread: Spread | None = None
+    """How much the requests differ from their twins, of tests of acceptance."""
+    widest: tuple[str, ...] = ()
+    """The prompts of those that differ most."""
 
     @property
     def sample(self) -> Sample:
@@ -154,6 +159,8 @@ def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: floa
         _least(by_stratum),
         raw.aa_p is None or raw.aa_p > alpha,
         raw.note,
+        raw.spread,
+        raw.widest,
     )
 
 
@@ -235,7 +242,7 @@ def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
         return _Raw(None, problem=baseline)
     k = view.record.draft_tokens
     reference = {row.prompt_id: row.counts(k) for row in baseline.rows}
-    raw = _acceptance(view, reference, "the baseline", alpha)
+    raw = _acceptance(view, reference, baseline.outputs, "the baseline", alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
     unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
     again = {
@@ -254,17 +261,30 @@ def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
 
 
 def _acceptance_cold(view: CellView, alpha: float) -> _Raw:
-    reference = of_cold(view, replace(view, scenario=COLD).counts.by_key)
-    return _acceptance(view, reference, "the cold answers of this run", alpha)
+    cold = replace(view, scenario=COLD)
+    reference, said = of_cold(view, cold.counts.by_key), of_cold(view, _outputs(cold))
+    return _acceptance(view, reference, said, "the cold answers of this run", alpha)
 
 
 def _acceptance_single(view: CellView, alpha: float) -> _Raw:
     single = view.sibling("single")
-    reference = single.counts.by_key if single else {}
-    return _acceptance(view, reference, f"{view.name.single} of this run", alpha)
+    reference, said = (single.counts.by_key, _outputs(single)) if single else ({}, {})
+    return _acceptance(view, reference, said, f"{view.name.single} of this run", alpha)
 
 
-def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against: str, alpha: float) -> _Raw:
+def _outputs(view: CellView) -> dict[str, tuple[int, ...]]:
+    return {key: answer.output for key, answer in view.answers().items()}
+
+
+def _acceptance(
+    view: CellView,
+    reference: Mapping[str, RequestCounts],
+    said: Mapping[str, Sequence[int]],
+    against: str,
+    alpha: float,
+) -> _Raw:
+    """Compare the acceptance of the cell's requests with that of a reference, which ``said`` these tokens; both by key,
+    or by prompt."""
     ours, padded = view.counts
     answered = view.answered()
     # A scenario has too few texts to tell strata apart.
@@ -279,8 +299,46 @@ def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against:
             f"hand-off: {why_in_total(view)}"
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
-    raw = _test(view, rows, sorted(theirs), f"acceptance counts of {against}", alpha)
-    return raw._replace(note="; ".join(notes), slack=acceptance.mean_slack(view))
+    keys = sorted(theirs)
+    raw = _test(view, rows, keys, f"acceptance counts of {against}", alpha)
+    outputs = _outputs(view)
+    beside = [
+        _beside(text, theirs[key], ours[key], outputs[key], said.get(key, said.get(answered[key].prompt_id, ())))
+        for key, text in zip(keys, units_of(view, keys), strict=True)
+    ]
+    spread = spread_of(beside, _equal_runs(view), alpha)
+    return raw._replace(
+        note="; ".join(notes),
+        slack=acceptance.mean_slack(view),
+        spread=spread,
+        widest=tuple(answered[keys[i]].prompt_id for i in spread.widest) if spread is not None else (),
+    )
+
+
+def _beside(
+    text: str, theirs: RequestCounts, ours: RequestCounts, output: Sequence[int], expected: Sequence[int]
+) -> Beside:
+    at = common_prefix(output, expected)
+    longest = max(len(output), len(expected))
+    return _drafts_beside(text, theirs, ours, (longest - at) / longest if longest else 0.0)
+
+
+def _drafts_beside(text: str, theirs: RequestCounts, ours: RequestCounts, behind: float) -> Beside:
+    counted = [(sum(side.accepted_at), sum(side.trials)) for side in (theirs, ours)]
+    return Beside(text, counted[0], counted[1], behind)
+
+
+def _equal_runs(view: CellView) -> list[Beside]:
+    """Return what the baseline's equal runs (A/A) accepted of the prompts of this cell."""
+    k = view.record.draft_tokens
+    unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
+    out = []
+    for prompt, row in view.rows(view.lineup).items():
+        if row.again is not None and row.again.steps and prompt in unit:
+            tokens, at = len(row.output_ids), row.again.divergence
+            behind = 0.0 if at is None else max(0.0, (tokens - at) / tokens)
+            out.append(_drafts_beside(unit[prompt], row.counts(k), row.again.counts, behind))
+    return out
 
 
 def _rows(
