@@ -12,7 +12,7 @@ from harness.stats.spread import Beside, Spread, spread_of
 TEXTS, COPIES, STEPS, POSITIONS = 40, 4, 107, 3
 
 
-class Cell(NamedTuple):
+class TwinRequests(NamedTuple):
     """What is simulated of one cell."""
 
     parted: float = 0.3
@@ -31,7 +31,7 @@ class Cell(NamedTuple):
     """Share of their drafts that these lose."""
 
 
-def beside(cell: Cell, parted: float, rng: np.random.Generator, damaged: bool) -> list[Beside]:
+def beside(cell: TwinRequests, parted: float, rng: np.random.Generator, damaged: bool) -> list[Beside]:
     n = TEXTS * COPIES
     texts = np.repeat(np.arange(TEXTS), COPIES)
 
@@ -56,14 +56,14 @@ def beside(cell: Cell, parted: float, rng: np.random.Generator, damaged: bool) -
     ]
 
 
-def night(cell: Cell, level: float, rng: np.random.Generator) -> Spread:
+def night(cell: TwinRequests, level: float, rng: np.random.Generator) -> Spread:
     equal = beside(cell, cell.equal_parted, rng, damaged=False)
     found = spread_of(beside(cell, cell.parted, rng, damaged=True), equal, level)
     assert found is not None
     return found
 
 
-def far(cell: Cell, level: float, nights: int, seed: int = 1) -> int:
+def far(cell: TwinRequests, level: float, nights: int, seed: int = 1) -> int:
     """Return in how many nights the requests differ far more than noise explains."""
     rng = np.random.default_rng(seed)
     return sum(night(cell, level, rng).far for _ in range(nights))

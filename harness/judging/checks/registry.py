@@ -136,7 +136,8 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
     together = tests.pooled.get(cell.scenario)
     if together is not None and cell.id in together.cells:
         with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
-            results.append(judge_pooled(cell, together))
+            alone = traces.sees_single_answers(cell, tests.roundings.get(cell.name.reference))
+            results.append(judge_pooled(cell, together, alone))
     if cell.cold and tests.drafts is not None and cell.id in tests.drafts.cells:
         with _crash_is_unknown(cell, pooled_acceptance.NAME, "the check itself failed", results):
             results.append(judge_pooled_drafts(cell, tests.drafts))

@@ -130,10 +130,11 @@ def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested])
     ]
 
 
-def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
+def judge_pooled(cell: CellView, pooled: Pooled, alone: bool) -> CheckResult:
     """Turn a test of many cells together into the check result of one of them.
 
-    If it found more wrong answers than they are compared with, the cells that contribute to them have a finding.
+    If it found more wrong answers than they are compared with, the cells that contribute to them have a finding. That
+    it has too few answers to see damage to some of them is no gap where each wrong one is seen ``alone``.
     """
     tested, hits = pooled.tested, pooled.cells[cell.id]
     if tested.p is None:
@@ -142,11 +143,15 @@ def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
     more = [c for c in tested.columns if c.adjusted <= pooled.alpha and c.difference.effect > 0]
     mine = [c for c in more if hits[c.difference.column].ours > hits[c.difference.column].theirs]
     change: Change = "differ" if mine else "none"
-    facts = Facts(evidence=bool(more) or not _underpowered(tested, judging), change=change, against="this run")
+    underpowered = _underpowered(tested, judging)
+    facts = Facts(evidence=bool(more) or alone or not underpowered, change=change, against="this run")
     verdict, why = decide(facts)
     figures = _figures(tested, pooled.alpha)
     if verdict is Verdict.PASS:
-        note = "; ".join((*_sight_note(tested), *(["other cells have more wrong answers"] if more else [])))
+        others = ["other cells have more wrong answers"] if more else []
+        if underpowered and not more:
+            others = [f"too few to see damage to {judging.must_detect_points:g} %, for which logprob-trace looks"]
+        note = "; ".join((*_sight_note(tested), *others))
         return conclude("pooled", cell.id, tested.sample.prompts, [], note=note, figures=figures)
     finding = cell.finding(
         "pooled",

@@ -147,6 +147,13 @@ def moved_answers(cell: CellView, rounding: RunRounding | str | None, again: Ask
     }
 
 
+def sees_single_answers(cell: CellView, rounding: RunRounding | str | None) -> bool:
+    """Return whether a wrong answer of a cell shows by itself, among however many: its log-probs are held against what
+    rounding makes, which the run shows."""
+    shown = isinstance(rounding, RunRounding) and any(limit < CAP for limit in rounding.limits.values())
+    return shown and applies(cell)
+
+
 def _could_see(cell: CellView, rounding: RunRounding) -> str:
     if not rounding.limits:
         return f"could have seen a token disliked by {rounding.gap_nats:.2g} nats"
