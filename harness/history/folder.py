@@ -122,6 +122,13 @@ class History(Strict):
         """Requests that were answered, without those beside the plan; of a large run it takes a pass over its files."""
         return sum(o.scenario != RESCORE and o.error is None for o in self.observations)
 
+    @cached_property
+    def tokens_said(self) -> int:
+        """Output tokens of all answers, without those that were re-scored."""
+        if isinstance(self.observations, RecordedCells):
+            return self.observations.said
+        return sum(o.tokens_said for o in self.observations)
+
     def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         if isinstance(self.observations, RecordedCells):

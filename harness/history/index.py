@@ -57,6 +57,8 @@ class RecordedFile:
         self.path = path
         self.cell = cell
         self.lines = self.size = 0
+        self.said = 0
+        """Output tokens of its answers, without those that were re-scored."""
         self.scenarios: set[str] = set()
         self.exchanges: array[int] = array("q")
         """A number for each exchange with an engine, which is its own."""
@@ -78,6 +80,7 @@ class RecordedFile:
                 self.lines += 1
                 self.size += len(line)
                 self.scenarios.add(o.scenario)
+                self.said += o.tokens_said
                 self.exchanges.extend(hash((leg.request_id, leg.role)) for leg in o.legs)
                 if kept is not None:
                     kept.append(o)
@@ -141,6 +144,11 @@ class RecordedCells:
         """How many exchanges are on record more than once: one that stands for two answers proves at most one."""
         every = np.concatenate([np.zeros(0, np.int64), *(f.exchanges for of in self.files.values() for f in of)])
         return len(every) - len(np.unique(every))
+
+    @property
+    def said(self) -> int:
+        """Output tokens of all answers, without those that were re-scored."""
+        return sum(file.said for files in self.files.values() for file in files)
 
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)

@@ -314,6 +314,12 @@ class Observation(Strict):
         return next((leg for leg in self.legs if leg.role == role), None)
 
     @property
+    def tokens_said(self) -> int:
+        """Output tokens of an answer; 0 of an output that was re-scored."""
+        said = self.final if self.scenario != RESCORE else None
+        return len(said.output_ids or ()) if said is not None else 0
+
+    @property
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
         return self.leg("decode") or self.leg("single")

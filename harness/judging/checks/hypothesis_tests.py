@@ -31,7 +31,7 @@ from harness.history.records import COLD, Leg
 from harness.history.token_ids import common_prefix, parted_at
 from harness.judging.checks.attached import why_in_total
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
-from harness.judging.checks.rescored import scores
+from harness.judging.checks.rescored import largest_gaps, scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
@@ -216,24 +216,43 @@ def _test(view: CellView, rows: Arms, keys: Sequence[str], what: str, alpha: flo
     return _Raw(swap.p, swap, differences(arms, judging.confidence), tuple(int(n) for n in both))
 
 
+class _Asked(NamedTuple):
+    """What is asked in a request that was answered."""
+
+    prompt_id: str
+    text: str
+    """What the prompt was made of: its own id, unless it may have padded copies."""
+    max_tokens: int
+
+
+def asked(view: CellView) -> dict[str, _Asked]:
+    """Return what the answered requests ask, by key."""
+    return view.remembered(
+        "asked",
+        lambda: {
+            key: _Asked(o.prompt_id, o.source or o.prompt_id, o.max_tokens or 0) for key, o in view.answered().items()
+        },
+    )
+
+
 def full_answers(view: CellView, keys: Iterable[str]) -> list[str]:
     """Return the keys of answers that are compared: in a scenario those of full length, not those that fill caches."""
-    answered = view.answered()
-    most = max((o.max_tokens or 0 for o in answered.values()), default=0)
-    return [k for k in keys if view.cold or (answered[k].max_tokens or 0) == most]
+    answered = asked(view)
+    most = max((a.max_tokens for a in answered.values()), default=0)
+    return [k for k in keys if view.cold or answered[k].max_tokens == most]
 
 
 def of_cold(view: CellView, found: Mapping[str, T]) -> dict[str, T]:
     """Return what was found of a cell's cold answers, by the key of the same prompt's answer in the scenario."""
-    answered = view.answered()
+    answered = asked(view)
     prompt_of = {key: answered[key].prompt_id for key in full_answers(view, answered)}
     return {key: found[prompt] for key, prompt in prompt_of.items() if prompt in found}
 
 
 def units_of(view: CellView, keys: Iterable[str]) -> list[str]:
-    """Return the text that each answered prompt was made of: its own id, unless it may have padded copies."""
-    answered = view.answered()
-    return [answered[key].source or answered[key].prompt_id for key in keys]
+    """Return the text that each answered prompt was made of."""
+    answered = asked(view)
+    return [answered[key].text for key in keys]
 
 
 def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
@@ -244,7 +263,7 @@ def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
     reference = {row.prompt_id: row.counts(k) for row in baseline.rows}
     raw = _acceptance(view, reference, baseline.outputs, "the baseline", alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
-    unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
+    unit = {a.prompt_id: a.text for a in asked(view).values()}
     again = {
         r.prompt_id: r.again.counts
         for r in baseline.rows
@@ -330,8 +349,12 @@ def _drafts_beside(text: str, theirs: RequestCounts, ours: RequestCounts, behind
 
 def _equal_runs(view: CellView) -> list[Beside]:
     """Return what the baseline's equal runs (A/A) accepted of the prompts of this cell."""
+    return view.remembered("equal runs", lambda: _of_equal_runs(view))
+
+
+def _of_equal_runs(view: CellView) -> list[Beside]:
     k = view.record.draft_tokens
-    unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
+    unit = {a.prompt_id: a.text for a in asked(view).values()}
     out = []
     for prompt, row in view.rows(view.lineup).items():
         if row.again is not None and row.again.steps and prompt in unit:
@@ -387,6 +410,12 @@ def divergences(
     view: CellView, rows: Mapping[str, BaselineRow]
 ) -> dict[str, tuple[BaselineDivergence, BaselineDivergence]]:
     """Return the divergences of the A/A and of this cell from the baseline, by key, for prompts with an A/A."""
+    return view.remembered("divergences", lambda: _divergences(view, rows))
+
+
+def _divergences(
+    view: CellView, rows: Mapping[str, BaselineRow]
+) -> dict[str, tuple[BaselineDivergence, BaselineDivergence]]:
     bound = near_tie_nats(view)
     out = {}
     for key, (o, _, ours) in view.answers().items():
@@ -430,7 +459,7 @@ def _survival(view: CellView, alpha: float) -> _Raw:
         cold = of_cold(view, divergences(replace(view, scenario=COLD), rows))
         parted = {key: (cold[key][1], parted[key][1]) for key in parted.keys() & cold.keys()}
     keys = sorted(parted)
-    prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
+    prompt_of = {key: a.prompt_id for key, a in asked(view).items()}
     longest = max((len(rows[prompt_of[key]].output_ids) for key in keys), default=0)
     at = sorted({*(t for t in SURVIVAL_AT if t < longest), max(1, longest)})
     sides = []
@@ -444,7 +473,7 @@ def _survival(view: CellView, alpha: float) -> _Raw:
     if raw.problem:
         return raw
     raw = raw._replace(note=_partings(parted.values(), "between equal runs" if view.cold else "cold"))
-    once = {o.prompt_id for o in view.answered().values() if (row := rows.get(o.prompt_id)) and row.again is None}
+    once = {p for p in prompt_of.values() if (row := rows.get(p)) and row.again is None}
     if not once:
         return raw
     return raw._replace(
@@ -489,8 +518,7 @@ def _rescored(view: CellView, alpha: float) -> _Raw:
 def wrong_when_rescored(view: CellView) -> dict[str, bool]:
     """Return, by observation key, whether a re-scored output has a token beyond a near tie."""
     bound = near_tie_nats(view)
-    scored = {s.observation.key: s.gaps for s in scores(view)}
-    return {key: max(gaps, default=0.0) > bound for key, gaps in scored.items() if gaps is not None}
+    return {key: gap > bound for key, gap in largest_gaps(view).items()}
 
 
 def _logprobs(view: CellView, alpha: float) -> _Raw:
