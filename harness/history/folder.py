@@ -107,8 +107,13 @@ class History(Strict):
         return [("run_id", self.run.run_id), ("folder", str(self.folder)), ("cells", len(self.run.cells))]
 
     def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
-        """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts."""
-        return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
+        """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts. The
+        result is shared, and not to be changed."""
+        rows = self.of_cell(cell)
+        if ("by key", form, scenario) not in rows.found:
+            rows.found["by key", form, scenario] = {o.key: o for o in rows.by_place.get((form, scenario), ())}
+        found: dict[str, Observation] = rows.found["by key", form, scenario]
+        return found
 
     @cached_property
     def _in_memory(self) -> dict[str, CellRows]:
@@ -133,7 +138,7 @@ class History(Strict):
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         if isinstance(self.observations, RecordedCells):
             return self.observations.of_cell(cell)
-        return self._in_memory.get(cell, CellRows({}, []))
+        return self._in_memory.get(cell, CellRows({}, [], {}))
 
     def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over all observations of a scenario, in the order of the record."""

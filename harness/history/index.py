@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -36,13 +36,15 @@ class CellRows(NamedTuple):
     """Observations by form and scenario, in the order of the record."""
     ordered: list[Observation]
     """All observations, sorted by sequence."""
+    found: dict[tuple[str, ...], Any]
+    """What was found of them by key, as long as they are kept parsed; not to be changed."""
 
 
 def cell_rows(observations: Sequence[Observation]) -> CellRows:
     by_place: dict[tuple[str, str], list[Observation]] = {}
     for o in observations:
         by_place.setdefault((o.form, o.scenario), []).append(o)
-    return CellRows(by_place, sorted(observations, key=lambda o: o.sequence))
+    return CellRows(by_place, sorted(observations, key=lambda o: o.sequence), {})
 
 
 class RecordedFile:

@@ -311,7 +311,10 @@ class Observation(Strict):
         return int(self.shared_counters.get(self.process_of(leg), {}).get("preemptions", 0))
 
     def leg(self, role: str) -> Leg | None:
-        return next((leg for leg in self.legs if leg.role == role), None)
+        for leg in self.legs:
+            if leg.role == role:
+                return leg
+        return None
 
     @property
     def tokens_said(self) -> int:

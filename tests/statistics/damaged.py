@@ -205,10 +205,18 @@ def _of_drafts(damage: Damage, rng: np.random.Generator) -> Noticed:
     level = JUDGING.stage_alpha / TESTS
     moved = label_swap(by_unit(arms, [str(t) for t in _TEXT_OF]), 2000, 1, level).p <= level
     each = LEVEL / (2 * PROMPTS) / 3
+    # As long as both say the same, and where nothing was accepted the whole answers.
+    before = np.where(hit, np.round(_LOST_STEPS * (1 - behind)).astype(int), _STEPS - after)
+    same = zip(np.where(hit, 0, alike), before, alike, _STEPS - after, hit, theirs, strict=True)
     named = np.array(
         [
-            min(fisher_fewer(int(a), int(n), int(b), _STEPS), sign_more(int(c) if h else 0, 0)) <= each
-            for a, n, b, c, h in zip(ours, steps, theirs, alike, hit, strict=True)
+            min(
+                fisher_fewer(int(a), int(n), int(b), int(m)),
+                sign_more(int(b) if lost else 0, 0),
+                fisher_fewer(0, _LOST_STEPS, int(whole), _STEPS) if lost else 1.0,
+            )
+            <= each
+            for a, n, b, m, lost, whole in same
         ]
     )
     beside = [
