@@ -24,7 +24,7 @@ _PARTED = 5.0
 """Whole requests behind their partings from which equal runs say how much those differ."""
 
 
-class Beside(NamedTuple):
+class TwinDrafts(NamedTuple):
     """The accepted drafts of a request and of its twin, another answer to the same prompt."""
 
     text: str
@@ -58,7 +58,7 @@ class Spread(NamedTuple):
         return self.times > self.limit
 
 
-def spread_of(requests: Sequence[Beside], equal: Sequence[Beside], level: float) -> Spread | None:
+def spread_of(requests: Sequence[TwinDrafts], equal: Sequence[TwinDrafts], level: float) -> Spread | None:
     """Return how much requests differ from their twins; None if no request and twin have drafts.
 
     ``equal`` are those of equal runs. Noise exceeds the limit with a chance of at most ``level`` where it is normal and
@@ -88,11 +88,11 @@ def spread_of(requests: Sequence[Beside], equal: Sequence[Beside], level: float)
     )
 
 
-def _differences(requests: Sequence[Beside]) -> Matrix:
+def _differences(requests: Sequence[TwinDrafts]) -> Matrix:
     return np.array([r.ours[0] / r.ours[1] - r.theirs[0] / r.theirs[1] for r in requests])
 
 
-def _of_two_texts(requests: Sequence[Beside], weights: Matrix, equal: Sequence[Beside]) -> float:
+def _of_two_texts(requests: Sequence[TwinDrafts], weights: Matrix, equal: Sequence[TwinDrafts]) -> float:
     """Return the variance of the difference of two answers that part at once: that of unrelated texts, or of equal
     runs where they show more."""
     rates = np.array([r.theirs[0] / r.theirs[1] for r in requests])
@@ -105,7 +105,7 @@ def _of_two_texts(requests: Sequence[Beside], weights: Matrix, equal: Sequence[B
     return max(unrelated, float((_differences(parted) ** 2).sum()) / share)
 
 
-def _of_one_text(equal: Sequence[Beside]) -> float:
+def _of_one_text(equal: Sequence[TwinDrafts]) -> float:
     """Return the variance of the difference of equal runs that say the same tokens."""
     alike = [r for r in equal if not r.behind and r.theirs[1] and r.ours[1]]
     return float((_differences(alike) ** 2).mean()) if alike else 0.0

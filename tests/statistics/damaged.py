@@ -15,7 +15,7 @@ import numpy as np
 from harness.profiles.model import Judging
 from harness.stats.exact import fisher_fewer, sign_more
 from harness.stats.paired import Matrix, by_unit, label_swap, make_arms
-from harness.stats.spread import Beside, spread_of
+from harness.stats.spread import TwinDrafts, spread_of
 from harness.stats.trace import RoundingLimits, in_units, window_means
 
 TEXTS, COPIES, TOKENS = 40, 4, 256
@@ -220,7 +220,7 @@ def _of_drafts(damage: Damage, rng: np.random.Generator) -> Noticed:
         ]
     )
     beside = [
-        Beside(str(t), (int(b), _STEPS), (int(a), int(n)), float(s))
+        TwinDrafts(str(t), (int(b), _STEPS), (int(a), int(n)), float(s))
         for t, a, n, b, s in zip(_TEXT_OF, ours, steps, theirs, behind, strict=True)
     ]
     spread = spread_of(beside, [], level)

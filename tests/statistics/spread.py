@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.stats.spread import Beside, Spread, spread_of
+from harness.stats.spread import Spread, TwinDrafts, spread_of
 
 TEXTS, COPIES, STEPS, POSITIONS = 40, 4, 107, 3
 
@@ -31,7 +31,7 @@ class TwinRequests(NamedTuple):
     """Share of their drafts that these lose."""
 
 
-def beside(cell: TwinRequests, parted: float, rng: np.random.Generator, damaged: bool) -> list[Beside]:
+def beside(cell: TwinRequests, parted: float, rng: np.random.Generator, damaged: bool) -> list[TwinDrafts]:
     n = TEXTS * COPIES
     texts = np.repeat(np.arange(TEXTS), COPIES)
 
@@ -51,7 +51,7 @@ def beside(cell: TwinRequests, parted: float, rng: np.random.Generator, damaged:
         hit = rng.random(n) < cell.lost
         mine = np.where(hit, rng.binomial(mine, 1 - cell.of_drafts), mine)
     return [
-        Beside(f"t{t}", (int(a), drafts), (int(b), drafts), float(s))
+        TwinDrafts(f"t{t}", (int(a), drafts), (int(b), drafts), float(s))
         for t, a, b, s in zip(texts, twin, mine, behind, strict=True)
     ]
 

@@ -52,7 +52,7 @@ from harness.stats.paired import (
     make_arms,
 )
 from harness.stats.power import least_units
-from harness.stats.spread import Beside, Spread, spread_of
+from harness.stats.spread import Spread, TwinDrafts, spread_of
 
 T = TypeVar("T")
 SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -216,7 +216,7 @@ def _test(view: CellView, rows: Arms, keys: Sequence[str], what: str, alpha: flo
     return _Raw(swap.p, swap, differences(arms, judging.confidence), tuple(int(n) for n in both))
 
 
-class _Asked(NamedTuple):
+class _RequestAsked(NamedTuple):
     """What is asked in a request that was answered."""
 
     prompt_id: str
@@ -225,12 +225,13 @@ class _Asked(NamedTuple):
     max_tokens: int
 
 
-def asked(view: CellView) -> dict[str, _Asked]:
+def asked(view: CellView) -> dict[str, _RequestAsked]:
     """Return what the answered requests ask, by key."""
     return view.remembered(
         "asked",
         lambda: {
-            key: _Asked(o.prompt_id, o.source or o.prompt_id, o.max_tokens or 0) for key, o in view.answered().items()
+            key: _RequestAsked(o.prompt_id, o.source or o.prompt_id, o.max_tokens or 0)
+            for key, o in view.answered().items()
         },
     )
 
@@ -336,23 +337,23 @@ def _acceptance(
 
 def _beside(
     text: str, theirs: RequestCounts, ours: RequestCounts, output: Sequence[int], expected: Sequence[int]
-) -> Beside:
+) -> TwinDrafts:
     at = common_prefix(output, expected)
     longest = max(len(output), len(expected))
     return _drafts_beside(text, theirs, ours, (longest - at) / longest if longest else 0.0)
 
 
-def _drafts_beside(text: str, theirs: RequestCounts, ours: RequestCounts, behind: float) -> Beside:
+def _drafts_beside(text: str, theirs: RequestCounts, ours: RequestCounts, behind: float) -> TwinDrafts:
     counted = [(sum(side.accepted_at), sum(side.trials)) for side in (theirs, ours)]
-    return Beside(text, counted[0], counted[1], behind)
+    return TwinDrafts(text, counted[0], counted[1], behind)
 
 
-def _equal_runs(view: CellView) -> list[Beside]:
+def _equal_runs(view: CellView) -> list[TwinDrafts]:
     """Return what the baseline's equal runs (A/A) accepted of the prompts of this cell."""
     return view.remembered("equal runs", lambda: _of_equal_runs(view))
 
 
-def _of_equal_runs(view: CellView) -> list[Beside]:
+def _of_equal_runs(view: CellView) -> list[TwinDrafts]:
     k = view.record.draft_tokens
     unit = {a.prompt_id: a.text for a in asked(view).values()}
     out = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.stats.spread import FAR, Beside, spread_of
+from harness.stats.spread import FAR, TwinDrafts, spread_of
 
 
-def beside(text: int, theirs: int, ours: int, behind: float = 0.0) -> Beside:
-    return Beside(f"t{text}", (theirs, 100), (ours, 100), behind)
+def beside(text: int, theirs: int, ours: int, behind: float = 0.0) -> TwinDrafts:
+    return TwinDrafts(f"t{text}", (theirs, 100), (ours, 100), behind)
 
 
 RATES = [60 + (7 * n) % 20 for n in range(40)]
@@ -21,7 +21,7 @@ def test_equal_requests_do_not_differ():
 
 
 def test_no_request_with_drafts_says_nothing():
-    assert spread_of([Beside("t", (0, 0), (0, 0), 0.0)], [], 1e-4) is None
+    assert spread_of([TwinDrafts("t", (0, 0), (0, 0), 0.0)], [], 1e-4) is None
     assert spread_of([], [], 1e-4) is None
 
 
