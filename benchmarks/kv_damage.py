@@ -1,8 +1,10 @@
-"""Damage that ``benchmarks.blind_spots`` puts into D: loaded by vLLM as a plugin, told by a file what to do.
+"""Damage that ``benchmarks.blind_spots`` and ``benchmarks.noisy_nights`` put into D: loaded by vLLM as a plugin, told
+by a file what to do. A variable adds noise to the logits of any engine.
 
 The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", "how"}`` for KV that arrived, with
 ``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head, ``"state"`` and ``"head"`` for
-one head of a recurrent state,
+one head of a recurrent state, ``{"zeroed"}`` for all KV of a request, one layer's or one block's of that; with
+``"arrivals"``, only for the requests with these numbers since that was chosen,
 ``{"input", "how"}`` for what the drafter is given, or ``{"input", "how", "module"}`` for what one of several modules of
 multi-token prediction is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
 the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,18 +23,25 @@ from typing import Any
 import torch
 
 FILE = "KV_HARNESS_DAMAGE"
+NOISE = "KV_HARNESS_NOISE"
+"""Standard deviation of the noise of each logit, in nats."""
 _PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+_LOGITS = "vllm.model_executor.layers.logits_processor"
 _MODULES = "vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator"
 _DRAFTERS: set[str] = set()
+_GENERATOR: torch.Generator | None = None
+_ARRIVED: Counter[str] = Counter()
+"""Requests that arrived since a damage was chosen, by its text."""
 
 
 def register() -> None:
     """Install the patches in an engine that is to be damaged. vLLM calls this in every process of an engine."""
-    if not os.environ.get(FILE):
+    if not os.environ.get(FILE) and not os.environ.get(NOISE):
         return
     from harness.mutants.hooks import Patch, Switch, install_patches
     from harness.mutants.targets import ARRIVAL, on_arrival_of_groups
 
+    noise = Patch("damage", _LOGITS, "LogitsProcessor.forward", ("self", "lm_head", "hidden_states"), _with_noise)
     patches = (
         Patch("damage", *ARRIVAL, on_arrival_of_groups(_damage_arrival)),
         Patch(
@@ -41,7 +51,19 @@ def register() -> None:
         Patch("damage", _MODULES, "MultiModuleMTPSpeculator._run_model", ("self", "num_tokens"), _before_module),
         Patch("damage", _MODULES, "MultiModuleMTPSpeculator.load_model", ("self", "target_model"), _note_drafters),
     )
-    install_patches(patches, Switch(frozenset({"damage"}), None, together=False))
+    chosen = (*(patches if os.environ.get(FILE) else ()), *([noise] if os.environ.get(NOISE) else ()))
+    install_patches(chosen, Switch(frozenset({"damage"}), None, together=False))
+
+
+def _with_noise(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    logits = original(self, *args, **kwargs)
+    # A generator of the process alone, so that the engine's own draws stay as they are.
+    global _GENERATOR
+    if _GENERATOR is None:
+        _GENERATOR = torch.Generator(device=logits.device)
+        _GENERATOR.seed()
+    moved = torch.randn(logits.shape, generator=_GENERATOR, device=logits.device, dtype=torch.float32)
+    return logits + moved.to(logits.dtype) * float(os.environ[NOISE])
 
 
 def _wanted() -> dict[str, str]:
@@ -73,8 +95,16 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
             state = "-state" if _has_state(worker, name) else ""
             _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}{state}")
     wanted = _wanted()
-    if "layer" not in wanted:
+    if "layer" not in wanted and "zeroed" not in wanted:
         return False
+    if "arrivals" in wanted:
+        _ARRIVED[chosen := json.dumps(wanted)] += 1
+        if str(_ARRIVED[chosen] - 1) not in wanted["arrivals"].split(","):
+            return False
+    if "zeroed" in wanted:
+        _zero_arrival(worker, groups, wanted["zeroed"])
+        _note(".done", "request")
+        return True
     if "token" in wanted:
         _damage_token(worker, groups, wanted)
         _note(".done", "token")
@@ -93,6 +123,16 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
         _damage_block(worker.device_kv_caches[wanted["layer"]], group, at, wanted["part"], wanted["how"])
     _note(".done", "block")
     return True
+
+
+def _zero_arrival(worker: Any, groups: list[list[int]], what: str) -> None:
+    """Zero the KV of a request that arrived: in all layers, in one ``layer``, or in one ``block`` of it."""
+    names = [name for name in worker.device_kv_caches if name not in _DRAFTERS]
+    for name in names if what == "all" else names[len(names) // 2 :][:1]:
+        blocks = [b for b in groups[worker.kv_cache_config.transfer_group_index_by_layer[name]] if b]
+        for at in [len(blocks) // 2] if what == "block" else range(len(blocks)):
+            for part in "KV":
+                _damage_block(worker.device_kv_caches[name], blocks, at, part, "zero")
 
 
 def _has_state(worker: Any, layer: str) -> bool:

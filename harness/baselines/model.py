@@ -6,6 +6,7 @@ The identity does not include the topology: P/D is judged against the single eng
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,17 @@ class Baseline(Strict):
     rows: tuple[BaselineRow, ...]
 
     def by_prompt(self) -> dict[str, BaselineRow]:
+        """Return the rows by prompt; the result is shared, and not to be changed."""
+        return self._by_prompt
+
+    @cached_property
+    def _by_prompt(self) -> dict[str, BaselineRow]:
         return {r.prompt_id: r for r in self.rows}
+
+    @property
+    def outputs(self) -> dict[str, tuple[int, ...]]:
+        """The recorded output of each prompt."""
+        return {r.prompt_id: r.output_ids for r in self.rows}
 
     @property
     def noise_floor_nats(self) -> float | None:

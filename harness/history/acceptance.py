@@ -9,6 +9,7 @@ prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of each pr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -323,9 +324,14 @@ class RequestCounts(NamedTuple):
 
 def counts_of_steps(accepted: Sequence[int], drafted: Sequence[int] | None, k: int) -> RequestCounts:
     """Return the counts of a request's steps; ``drafted`` is None where every step drafted k tokens."""
-    at = tuple(sum(a > p for a in accepted) for p in range(k))
-    tried = None if drafted is None else tuple(sum(d > p for d in drafted) for p in range(k))
-    return RequestCounts(len(accepted), at, "per-request", tried)
+    tried = None if drafted is None else _steps_beyond(drafted, k)
+    return RequestCounts(len(accepted), _steps_beyond(accepted, k), "per-request", tried)
+
+
+def _steps_beyond(drafts: Sequence[int], k: int) -> tuple[int, ...]:
+    """Return how many of the steps have more than p drafts, for p = 0 … k-1."""
+    steps = Counter(drafts).items()
+    return tuple(sum(n for d, n in steps if d > p) for p in range(k))
 
 
 def request_counts(leg: Leg, k: int) -> RequestCounts | None:

@@ -107,8 +107,13 @@ class History(Strict):
         return [("run_id", self.run.run_id), ("folder", str(self.folder)), ("cells", len(self.run.cells))]
 
     def of(self, cell: str, form: Form = "ids", scenario: str = COLD) -> dict[str, Observation]:
-        """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts."""
-        return {o.key: o for o in self.of_cell(cell).by_place.get((form, scenario), ())}
+        """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts. The
+        result is shared, and not to be changed."""
+        rows = self.of_cell(cell)
+        if ("by key", form, scenario) not in rows.found:
+            rows.found["by key", form, scenario] = {o.key: o for o in rows.by_place.get((form, scenario), ())}
+        found: dict[str, Observation] = rows.found["by key", form, scenario]
+        return found
 
     @cached_property
     def _in_memory(self) -> dict[str, CellRows]:
@@ -122,11 +127,18 @@ class History(Strict):
         """Requests that were answered, without those beside the plan; of a large run it takes a pass over its files."""
         return sum(o.scenario != RESCORE and o.error is None for o in self.observations)
 
+    @cached_property
+    def tokens_said(self) -> int:
+        """Output tokens of all answers, without those that were re-scored."""
+        if isinstance(self.observations, RecordedCells):
+            return self.observations.said
+        return sum(o.tokens_said for o in self.observations)
+
     def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, which are empty for a cell that was not recorded."""
         if isinstance(self.observations, RecordedCells):
             return self.observations.of_cell(cell)
-        return self._in_memory.get(cell, CellRows({}, []))
+        return self._in_memory.get(cell, CellRows({}, [], {}))
 
     def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over all observations of a scenario, in the order of the record."""

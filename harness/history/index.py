@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -36,13 +36,15 @@ class CellRows(NamedTuple):
     """Observations by form and scenario, in the order of the record."""
     ordered: list[Observation]
     """All observations, sorted by sequence."""
+    found: dict[tuple[str, ...], Any]
+    """What was found of them by key, as long as they are kept parsed; not to be changed."""
 
 
 def cell_rows(observations: Sequence[Observation]) -> CellRows:
     by_place: dict[tuple[str, str], list[Observation]] = {}
     for o in observations:
         by_place.setdefault((o.form, o.scenario), []).append(o)
-    return CellRows(by_place, sorted(observations, key=lambda o: o.sequence))
+    return CellRows(by_place, sorted(observations, key=lambda o: o.sequence), {})
 
 
 class RecordedFile:
@@ -57,6 +59,8 @@ class RecordedFile:
         self.path = path
         self.cell = cell
         self.lines = self.size = 0
+        self.said = 0
+        """Output tokens of its answers, without those that were re-scored."""
         self.scenarios: set[str] = set()
         self.exchanges: array[int] = array("q")
         """A number for each exchange with an engine, which is its own."""
@@ -78,6 +82,7 @@ class RecordedFile:
                 self.lines += 1
                 self.size += len(line)
                 self.scenarios.add(o.scenario)
+                self.said += o.tokens_said
                 self.exchanges.extend(hash((leg.request_id, leg.role)) for leg in o.legs)
                 if kept is not None:
                     kept.append(o)
@@ -141,6 +146,11 @@ class RecordedCells:
         """How many exchanges are on record more than once: one that stands for two answers proves at most one."""
         every = np.concatenate([np.zeros(0, np.int64), *(f.exchanges for of in self.files.values() for f in of)])
         return len(every) - len(np.unique(every))
+
+    @property
+    def said(self) -> int:
+        """Output tokens of all answers, without those that were re-scored."""
+        return sum(file.said for files in self.files.values() for file in files)
 
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)

@@ -314,7 +314,16 @@ class Observation(Strict):
         return int(self.shared_counters.get(self.process_of(leg), {}).get("preemptions", 0))
 
     def leg(self, role: str) -> Leg | None:
-        return next((leg for leg in self.legs if leg.role == role), None)
+        for leg in self.legs:
+            if leg.role == role:
+                return leg
+        return None
+
+    @property
+    def tokens_said(self) -> int:
+        """Output tokens of an answer; 0 of an output that was re-scored."""
+        said = self.final if self.scenario != RESCORE else None
+        return len(said.output_ids or ()) if said is not None else 0
 
     @property
     def final(self) -> Leg | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from harness.history.verdict import Verdict
 from harness.judging.decision import Against
 from harness.judging.figures import NO_EVIDENCE, FindingEvidence
 from harness.judging.findings import DamageClass, Finding
+from harness.observed.acceptance import CellCounts, counts_of
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
 from harness.profiles.scenarios import AT_ONCE, SAMPLED
@@ -25,6 +27,8 @@ from harness.util.invalid_data import describe_validation_error
 T = TypeVar("T")
 _KEPT = 6
 """How many things that were found are kept."""
+_COMPACT = ("", "", "")
+"""Where compact ones are, of which all are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,27 @@ class CellView(RecordedCell):
         memory."""
         key = (what, self.id, self.scenario)
         if key not in self.found:
-            while len(self.found) >= _KEPT:
-                del self.found[next(iter(self.found))]
+            while len(large := [k for k in self.found if k != _COMPACT]) >= _KEPT:
+                del self.found[large[0]]
             self.found[key] = find()
         return cast(T, self.found[key])
+
+    def remembered(self, what: str, find: Callable[[], T]) -> T:
+        """Return what ``find`` finds of this cell and scenario, which is small and kept to the end, so that the cell
+        need not be parsed again for it."""
+        kept = self.found.setdefault(_COMPACT, {})
+        key = (what, self.id, self.scenario)
+        if key not in kept:
+            kept[key] = find()
+        return cast(T, kept[key])
+
+    @cached_property
+    def counts(self) -> CellCounts:
+        """Acceptance counts of each answered request with at least two output tokens, by key."""
+        if self.judging.tier == "bitwise":
+            return counts_of(self)
+        # Tests of several cells ask for them again.
+        return self.remembered("counts", lambda: counts_of(self))
 
     def baseline_or_reason(self, lineup: str) -> Baseline | str:
         """Return the baseline of a lineup, or why there is none."""

@@ -67,10 +67,12 @@ def parting(
     tokens. ``row`` is the prompt's baseline: no gap can be smaller than the smallest that was recorded with them.
     ``recorded`` says that ``wanted`` are the baseline's tokens.
     """
+    ours = o.final.output_ids if o.final is not None else None
+    if ours == wanted:
+        return None
     gaps = plain.top_gaps if plain is not None and plain.output_ids == wanted else None
     if gaps is not None and row is not None and row.min_top_gap is not None and row.output_ids[: len(wanted)] == wanted:
         least = row.min_top_gap - _RESOLUTION_NATS
         gaps = tuple(None if g is None else max(g, least) for g in gaps)
-    ours = o.final.output_ids if o.final is not None else None
     seconds = plain.runner_ups if plain is not None else None
     return compare(ours or (), wanted, gaps, near_tie_nats(cell, o, recorded), seconds)

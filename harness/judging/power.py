@@ -25,6 +25,7 @@ from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus
 from harness.stats.paired import by_unit, correlation_within, differences
 from harness.stats.power import units_needed
+from harness.stats.trace import LEAST_TOKENS
 from harness.util.machine import now
 from harness.workload.cells import CellWork, cold_prompts
 from harness.workload.prepare import Prepared
@@ -98,6 +99,8 @@ class Sensitivity(NamedTuple):
     pooled_columns: int = len(COLUMNS)
     drafting: tuple[str, ...] = ()
     """P/D cells whose drafts are tested together: those with their single engine in the run, without routed ones."""
+    single_answers: bool = False
+    """Whether each wrong answer shows by itself (``logprob-trace``), so that no test of many cells has to see some."""
 
     @property
     def normal(self) -> bool:
@@ -174,7 +177,7 @@ class Sensitivity(NamedTuple):
                 out.setdefault(f"damage to {alone:g} % of their answers", []).append(row.cell)
         for scenario, together in self.pooled.items():
             seen = self.in_all(scenario)
-            if seen is not None and not seen.enough(self.judging.must_detect_points):
+            if seen is not None and not self.single_answers and not seen.enough(self.judging.must_detect_points):
                 whose = "P/D cells together" if scenario == COLD else f"cells together in {scenario}"
                 reason = f"damage to {self.judging.must_detect_points:g} % of the answers of all {whose}"
                 out[reason] = list(together.cells)
@@ -200,7 +203,20 @@ def sensitivity(prepared: Prepared) -> Sensitivity:
     rows = tuple(row for work in works for row in _rows(prepared, work, found))
     # Without re-scoring, answers can only part from the baseline.
     columns = len(COLUMNS) if prepared.rescores else 1
-    return Sensitivity(prepared.profile.judging, rows, _together(prepared), columns, _drafting(prepared))
+    together, alone = _together(prepared), _sees_single_answers(prepared)
+    return Sensitivity(prepared.profile.judging, rows, together, columns, _drafting(prepared), alone)
+
+
+def _sees_single_answers(prepared: Prepared) -> bool:
+    """Return whether every variant's plain engine says enough tokens to show how it rounds, and reads all answers."""
+    if not prepared.rescores:
+        return False
+    said = {
+        w.cell.id: len(_asked(w)) * prepared.profile.part(w.cell.variant).workload.max_tokens
+        for w in prepared.works
+        if w.cell.id == w.cell.name.reference
+    }
+    return all(said.get(w.cell.name.reference, 0) >= LEAST_TOKENS for w in prepared.works)
 
 
 def _drafting(prepared: Prepared) -> tuple[str, ...]:

@@ -216,12 +216,17 @@ class ObservedCell:
         return [o for form in get_args(Form) for o in by_place.get((form, self.scenario), ())]
 
     def answers(self, form: Form = "ids") -> dict[str, Answer]:
-        """Return, by key, the observations that were to be answered, ended without an error and have output ids."""
-        return {
-            k: Answer(o, leg, leg.output_ids)
-            for k, o in self.observations(form).items()
-            if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
-        }
+        """Return, by key, the observations that were to be answered, ended without an error and have output ids. The
+        result is shared, and not to be changed."""
+        kept = self.history.of_cell(self.id).found
+        if ("answers", form, self.scenario) not in kept:
+            kept["answers", form, self.scenario] = {
+                k: Answer(o, leg, leg.output_ids)
+                for k, o in self.observations(form).items()
+                if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
+            }
+        found: dict[str, Answer] = kept["answers", form, self.scenario]
+        return found
 
     def answered(self, form: Form = "ids") -> dict[str, Observation]:
         """Return the observations of ``answers``."""

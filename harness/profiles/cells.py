@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,7 @@ class CellName(NamedTuple):
     variant: str = ""
 
     @classmethod
+    @lru_cache(maxsize=8192)
     def of(cls, cell_id: str) -> CellName:
         """Parse the id of a cell or of a group of engines."""
         cell, _, variant = cell_id.partition(_VARIANT_MARK)

@@ -90,5 +90,31 @@ def pooled_alarms(
     return Share(failed, nights)
 
 
+def alarms_of_prompts(
+    nights: int,
+    cells: int,
+    hit: int,
+    scattered: bool,
+    share: float = 0.005,
+    texts: int = 40,
+    copies: int = 4,
+    level: float = Judging().pooled_alpha,
+) -> Share:
+    """Share of nights in which the pooled test fails because ``hit`` prompts, each made of another text, are answered
+    wrongly in every one of so many cells; ``scattered``, because as many answers are, each by chance."""
+    rng = np.random.default_rng(1)
+    failed = 0
+    for night in range(nights):
+        answers = cells * copies
+        rates = share * rng.gamma(0.5, 2.0, texts)
+        rounded = rng.poisson(answers * rates, (2, texts)).astype(float)
+        at = rng.integers(0, texts, hit * cells) if scattered else np.repeat(rng.permutation(texts)[:hit], cells)
+        rounded[1] += np.bincount(at, minlength=texts)
+        wrong = np.stack([rounded, rounded], axis=2)
+        total = np.full((texts, 2), float(answers))
+        failed += label_swap(make_arms(COLUMNS, (wrong[0], total), (wrong[1], total)), 511, night, level).p <= level
+    return Share(failed, nights)
+
+
 def _by(check: str) -> str:
     return check if check == "pooled" else "cell" if check in TEST_NAMES else "request"

@@ -40,12 +40,18 @@ def test_shipped_nightly_passes_when_nothing_is_wrong(shipped: Prepared):
         assert pooled.detectable_prompts == together.prompts
 
 
+PAIR = ("*-none+qwen35-08b", "*-mtp+qwen35-08b")
+
+
 def test_plan_and_judge_say_alike_that_a_cell_is_blind(shipped: Prepared):
-    """One cell alone cannot show what all P/D cells together show."""
-    few = prepare("nightly", ("*-none+qwen35-08b", "*-mtp+qwen35-08b"), planned=True)
-    blind = sensitivity(few).blind()
+    """One model with one drafter cannot show damage to 5 % of the answers in a test of them all; where the plain engine
+    reads none, nothing else does."""
+    few = prepare("nightly", PAIR, planned=True)
+    workload = few.profile.workload.model_copy(update={"rescore": False})
+    unread = few._replace(profile=few.profile.model_copy(update={"workload": workload}))
+    blind = sensitivity(unread).blind()
     assert [c for cells in blind.values() for c in cells] == ["pd-mtp+qwen35-08b", "pd-none+qwen35-08b"]
-    simulated = Nights(few, permutations=1000).night(1)
+    simulated = Nights(unread, permutations=1000).night(1)
     judgement = judge(simulated.night, simulated.baselines)
     assert {(f.cell, f.check, f.verdict) for f in judgement.findings} == {
         ("pd-mtp+qwen35-08b", "pooled", Verdict.UNKNOWN),
@@ -54,13 +60,27 @@ def test_plan_and_judge_say_alike_that_a_cell_is_blind(shipped: Prepared):
     assert sensitivity(shipped).blind() == {}
 
 
+def test_one_model_with_one_drafter_can_pass_since_each_wrong_answer_shows():
+    """Of 116 prompts, each in two P/D cells. What the test of all answers is too small to see, single answers show."""
+    few = prepare("nightly", PAIR, planned=True)
+    assert sensitivity(few).blind() == {}
+    nights = Nights(few, permutations=1000, stages=1)
+    simulated = nights.night(1)
+    judgement = judge(simulated.night, simulated.baselines)
+    assert judgement.verdict is Verdict.PASS
+    notes = [r.note for c in judgement.cells for r in c.results if r.check == "pooled"]
+    assert notes and all("for which logprob-trace looks" in note for note in notes)
+    damaged = [nights.night(seed, Defect(share=0.05, moved=0.2)) for seed in range(2, 6)]
+    assert {judge(night, known).verdict for night, known in damaged} == {Verdict.SUSPECT}
+
+
 @pytest.mark.parametrize(
     ("defect", "found"),
     [(Defect(), Verdict.PASS), (Defect(nats=0.1), Verdict.REGRESSION), (Defect(nats=0.002), Verdict.PASS)],
 )
 def test_tokens_that_are_right_and_less_likely_after_the_hand_off_fail(defect: Defect, found: Verdict):
     """Rounding of P/D that is twice as coarse passes, and so does less than the practical floor."""
-    few = prepare("nightly", ("*-none+qwen35-08b", "*-mtp+qwen35-08b"), planned=True)
+    few = prepare("nightly", PAIR, planned=True)
     simulated = Nights(few, permutations=1000, stages=1).night(1, defect)
     judgement = judge(simulated.night, simulated.baselines)
     tested = {(c.cell, r.check): r.verdict for c in judgement.cells for r in c.results if r.check in TEST_NAMES}

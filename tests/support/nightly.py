@@ -55,6 +55,8 @@ class Defect(NamedTuple):
 
     share: float = 0.0
     """Chance of each request to be damaged."""
+    moved: float = 0.0
+    """By how many nats the log-probs of damaged answers are moved (normal), which say the right tokens; 0: garbage."""
     nats: float = 0.0
     """By how much the tokens of every answer are less likely, although they are right."""
     cells: str = "pd-"
@@ -209,6 +211,8 @@ class Nights:
         likely = _logprobs(self._noise.nats * (1 + pd), sum(d.nats for d in mine))
         # From a stream of its own: everything else stays as it was drawn before log-probs were judged.
         rounded = [likely[i] for i in rng.spawn(1)[0].integers(0, len(likely), len(ids))]
+        subtle = max((d.moved for d in mine), default=0.0)
+        wrong_by = rng.spawn(1)[0].normal(0, subtle, (len(ids), OUTPUTS)) if subtle else None
         known = [recorded.get(p, ()) for p in ids]
         steps = _redrawn(known, self._noise.redrawn, k, rng)
         struck = {d: np.array([t.scenario == d.scenario for t in templates]) for d in mine}
@@ -222,10 +226,12 @@ class Nights:
             if template.max_tokens == SHORT:
                 out.append(_short(template, tokens, rounded[number], k))
                 continue
-            if damaged[number]:
+            if damaged[number] and wrong_by is None:
                 tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
                 wrong.add(tokens)
             likely_now = _possible(rounded[number])
+            if damaged[number] and wrong_by is not None:
+                likely_now = _possible(np.add(rounded[number], wrong_by[number]))
             final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": likely_now})
             if k:
                 taken = steps[number]

@@ -28,10 +28,10 @@ import numpy as np
 from harness.baselines.model import BaselineRow
 from harness.history.acceptance import RequestCounts
 from harness.history.records import COLD, Leg
-from harness.history.token_ids import parted_at
+from harness.history.token_ids import common_prefix, parted_at
 from harness.judging.checks.attached import why_in_total
 from harness.judging.checks.model import YES_OR_NO, Column, RegisteredTest, Tested, TestName
-from harness.judging.checks.rescored import scores
+from harness.judging.checks.rescored import largest_gaps, scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
@@ -52,6 +52,7 @@ from harness.stats.paired import (
     make_arms,
 )
 from harness.stats.power import least_units
+from harness.stats.spread import Spread, TwinDrafts, spread_of
 
 T = TypeVar("T")
 SURVIVAL_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -73,6 +74,10 @@ class _Raw(NamedTuple):
     """By how much of itself acceptance may move without a defect."""
     incomplete: str = ""
     """Missing evidence without which the test can show a change, but not the absence of one."""
+    spread: Spread | None = None
+    """How much the requests differ from their twins, of tests of acceptance."""
+    widest: tuple[str, ...] = ()
+    """The prompts of those that differ most."""
 
     @property
     def sample(self) -> Sample:
@@ -154,6 +159,8 @@ def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: floa
         _least(by_stratum),
         raw.aa_p is None or raw.aa_p > alpha,
         raw.note,
+        raw.spread,
+        raw.widest,
     )
 
 
@@ -209,24 +216,44 @@ def _test(view: CellView, rows: Arms, keys: Sequence[str], what: str, alpha: flo
     return _Raw(swap.p, swap, differences(arms, judging.confidence), tuple(int(n) for n in both))
 
 
+class _RequestAsked(NamedTuple):
+    """What is asked in a request that was answered."""
+
+    prompt_id: str
+    text: str
+    """What the prompt was made of: its own id, unless it may have padded copies."""
+    max_tokens: int
+
+
+def asked(view: CellView) -> dict[str, _RequestAsked]:
+    """Return what the answered requests ask, by key."""
+    return view.remembered(
+        "asked",
+        lambda: {
+            key: _RequestAsked(o.prompt_id, o.source or o.prompt_id, o.max_tokens or 0)
+            for key, o in view.answered().items()
+        },
+    )
+
+
 def full_answers(view: CellView, keys: Iterable[str]) -> list[str]:
     """Return the keys of answers that are compared: in a scenario those of full length, not those that fill caches."""
-    answered = view.answered()
-    most = max((o.max_tokens or 0 for o in answered.values()), default=0)
-    return [k for k in keys if view.cold or (answered[k].max_tokens or 0) == most]
+    answered = asked(view)
+    most = max((a.max_tokens for a in answered.values()), default=0)
+    return [k for k in keys if view.cold or answered[k].max_tokens == most]
 
 
 def of_cold(view: CellView, found: Mapping[str, T]) -> dict[str, T]:
     """Return what was found of a cell's cold answers, by the key of the same prompt's answer in the scenario."""
-    answered = view.answered()
+    answered = asked(view)
     prompt_of = {key: answered[key].prompt_id for key in full_answers(view, answered)}
     return {key: found[prompt] for key, prompt in prompt_of.items() if prompt in found}
 
 
 def units_of(view: CellView, keys: Iterable[str]) -> list[str]:
-    """Return the text that each answered prompt was made of: its own id, unless it may have padded copies."""
-    answered = view.answered()
-    return [answered[key].source or answered[key].prompt_id for key in keys]
+    """Return the text that each answered prompt was made of."""
+    answered = asked(view)
+    return [answered[key].text for key in keys]
 
 
 def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
@@ -235,9 +262,9 @@ def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
         return _Raw(None, problem=baseline)
     k = view.record.draft_tokens
     reference = {row.prompt_id: row.counts(k) for row in baseline.rows}
-    raw = _acceptance(view, reference, "the baseline", alpha)
+    raw = _acceptance(view, reference, baseline.outputs, "the baseline", alpha)
     # Equal runs of the prompts that were sent, whose texts are known.
-    unit = {o.prompt_id: o.source or o.prompt_id for o in view.answered().values()}
+    unit = {a.prompt_id: a.text for a in asked(view).values()}
     again = {
         r.prompt_id: r.again.counts
         for r in baseline.rows
@@ -254,17 +281,30 @@ def _acceptance_baseline(view: CellView, alpha: float) -> _Raw:
 
 
 def _acceptance_cold(view: CellView, alpha: float) -> _Raw:
-    reference = of_cold(view, replace(view, scenario=COLD).counts.by_key)
-    return _acceptance(view, reference, "the cold answers of this run", alpha)
+    cold = replace(view, scenario=COLD)
+    reference, said = of_cold(view, cold.counts.by_key), of_cold(view, _outputs(cold))
+    return _acceptance(view, reference, said, "the cold answers of this run", alpha)
 
 
 def _acceptance_single(view: CellView, alpha: float) -> _Raw:
     single = view.sibling("single")
-    reference = single.counts.by_key if single else {}
-    return _acceptance(view, reference, f"{view.name.single} of this run", alpha)
+    reference, said = (single.counts.by_key, _outputs(single)) if single else ({}, {})
+    return _acceptance(view, reference, said, f"{view.name.single} of this run", alpha)
 
 
-def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against: str, alpha: float) -> _Raw:
+def _outputs(view: CellView) -> dict[str, tuple[int, ...]]:
+    return {key: answer.output for key, answer in view.answers().items()}
+
+
+def _acceptance(
+    view: CellView,
+    reference: Mapping[str, RequestCounts],
+    said: Mapping[str, Sequence[int]],
+    against: str,
+    alpha: float,
+) -> _Raw:
+    """Compare the acceptance of the cell's requests with that of a reference, which ``said`` these tokens; both by key,
+    or by prompt."""
     ours, padded = view.counts
     answered = view.answered()
     # A scenario has too few texts to tell strata apart.
@@ -279,8 +319,50 @@ def _acceptance(view: CellView, reference: Mapping[str, RequestCounts], against:
             f"hand-off: {why_in_total(view)}"
             + (", and the padded first step was recognised from the totals" if padded else "")
         )
-    raw = _test(view, rows, sorted(theirs), f"acceptance counts of {against}", alpha)
-    return raw._replace(note="; ".join(notes), slack=acceptance.mean_slack(view))
+    keys = sorted(theirs)
+    raw = _test(view, rows, keys, f"acceptance counts of {against}", alpha)
+    outputs = _outputs(view)
+    beside = [
+        _beside(text, theirs[key], ours[key], outputs[key], said.get(key, said.get(answered[key].prompt_id, ())))
+        for key, text in zip(keys, units_of(view, keys), strict=True)
+    ]
+    spread = spread_of(beside, _equal_runs(view), alpha)
+    return raw._replace(
+        note="; ".join(notes),
+        slack=acceptance.mean_slack(view),
+        spread=spread,
+        widest=tuple(answered[keys[i]].prompt_id for i in spread.widest) if spread is not None else (),
+    )
+
+
+def _beside(
+    text: str, theirs: RequestCounts, ours: RequestCounts, output: Sequence[int], expected: Sequence[int]
+) -> TwinDrafts:
+    at = common_prefix(output, expected)
+    longest = max(len(output), len(expected))
+    return _drafts_beside(text, theirs, ours, (longest - at) / longest if longest else 0.0)
+
+
+def _drafts_beside(text: str, theirs: RequestCounts, ours: RequestCounts, behind: float) -> TwinDrafts:
+    counted = [(sum(side.accepted_at), sum(side.trials)) for side in (theirs, ours)]
+    return TwinDrafts(text, counted[0], counted[1], behind)
+
+
+def _equal_runs(view: CellView) -> list[TwinDrafts]:
+    """Return what the baseline's equal runs (A/A) accepted of the prompts of this cell."""
+    return view.remembered("equal runs", lambda: _of_equal_runs(view))
+
+
+def _of_equal_runs(view: CellView) -> list[TwinDrafts]:
+    k = view.record.draft_tokens
+    unit = {a.prompt_id: a.text for a in asked(view).values()}
+    out = []
+    for prompt, row in view.rows(view.lineup).items():
+        if row.again is not None and row.again.steps and prompt in unit:
+            tokens, at = len(row.output_ids), row.again.divergence
+            behind = 0.0 if at is None else max(0.0, (tokens - at) / tokens)
+            out.append(_drafts_beside(unit[prompt], row.counts(k), row.again.counts, behind))
+    return out
 
 
 def _rows(
@@ -329,6 +411,12 @@ def divergences(
     view: CellView, rows: Mapping[str, BaselineRow]
 ) -> dict[str, tuple[BaselineDivergence, BaselineDivergence]]:
     """Return the divergences of the A/A and of this cell from the baseline, by key, for prompts with an A/A."""
+    return view.remembered("divergences", lambda: _divergences(view, rows))
+
+
+def _divergences(
+    view: CellView, rows: Mapping[str, BaselineRow]
+) -> dict[str, tuple[BaselineDivergence, BaselineDivergence]]:
     bound = near_tie_nats(view)
     out = {}
     for key, (o, _, ours) in view.answers().items():
@@ -372,7 +460,7 @@ def _survival(view: CellView, alpha: float) -> _Raw:
         cold = of_cold(view, divergences(replace(view, scenario=COLD), rows))
         parted = {key: (cold[key][1], parted[key][1]) for key in parted.keys() & cold.keys()}
     keys = sorted(parted)
-    prompt_of = {key: o.prompt_id for key, o in view.answered().items()}
+    prompt_of = {key: a.prompt_id for key, a in asked(view).items()}
     longest = max((len(rows[prompt_of[key]].output_ids) for key in keys), default=0)
     at = sorted({*(t for t in SURVIVAL_AT if t < longest), max(1, longest)})
     sides = []
@@ -386,7 +474,7 @@ def _survival(view: CellView, alpha: float) -> _Raw:
     if raw.problem:
         return raw
     raw = raw._replace(note=_partings(parted.values(), "between equal runs" if view.cold else "cold"))
-    once = {o.prompt_id for o in view.answered().values() if (row := rows.get(o.prompt_id)) and row.again is None}
+    once = {p for p in prompt_of.values() if (row := rows.get(p)) and row.again is None}
     if not once:
         return raw
     return raw._replace(
@@ -431,8 +519,7 @@ def _rescored(view: CellView, alpha: float) -> _Raw:
 def wrong_when_rescored(view: CellView) -> dict[str, bool]:
     """Return, by observation key, whether a re-scored output has a token beyond a near tie."""
     bound = near_tie_nats(view)
-    scored = {s.observation.key: s.gaps for s in scores(view)}
-    return {key: max(gaps, default=0.0) > bound for key, gaps in scored.items() if gaps is not None}
+    return {key: gap > bound for key, gap in largest_gaps(view).items()}
 
 
 def _logprobs(view: CellView, alpha: float) -> _Raw:

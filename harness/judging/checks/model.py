@@ -10,6 +10,7 @@ from harness.judging.checks.traces import RunRounding
 from harness.judging.detection import Detectable, Sample
 from harness.profiles.model import Judging
 from harness.stats.paired import Difference
+from harness.stats.spread import Spread
 
 TestName = Literal[
     "survival",
@@ -72,6 +73,10 @@ class Tested(NamedTuple):
     quiet: bool = True
     """Whether the baseline's two equal runs (A/A) pass the same test."""
     note: str = ""
+    spread: Spread | None = None
+    """How much the requests differ from their twins, of a test of acceptance in one cell."""
+    widest: tuple[str, ...] = ()
+    """The prompts of those that differ most."""
 
 
 class Hits(NamedTuple):

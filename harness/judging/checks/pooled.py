@@ -126,6 +126,9 @@ def _tested(test: RegisteredTest, answers: Sequence[_Answer], cells: int, judgin
     note = (
         f"{cells} P/D cells together with their single engines" if test.scenario == COLD else f"{cells} cells together"
     )
+    if cells > 1:
+        # The same prompts are asked in each, so that more cells make no more texts.
+        note += f"; what some prompts have in all cells shows from {level.least} of {arms.units} texts on"
     most = max(sum(a.column == column for a in answers) for column in COLUMNS)
     worst = max(seen, key=lambda s: s.share)
     return Tested(test, swap.p, swap.p, columns, Sample(most, arms.units), seen=worst, note=note)

@@ -32,7 +32,7 @@ from harness.judging.checks import (
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.asked_again import AnswerId, AskedAgain, Judged
 from harness.judging.checks.attached import without_blame
-from harness.judging.checks.hypothesis_tests import registered, run_tests
+from harness.judging.checks.hypothesis_tests import asked, registered, run_tests
 from harness.judging.checks.model import RegisteredTest, Results, TestName
 from harness.judging.checks.pooled import pooled
 from harness.judging.checks.statistical import judge_pooled, judge_pooled_drafts, judge_test, tripped
@@ -136,7 +136,8 @@ def judge_cell(cell: CellView, tests: Results = _NO_TESTS) -> CellVerdict:
     together = tests.pooled.get(cell.scenario)
     if together is not None and cell.id in together.cells:
         with _crash_is_unknown(cell, "pooled", "the check itself failed", results):
-            results.append(judge_pooled(cell, together))
+            alone = traces.sees_single_answers(cell, tests.roundings.get(cell.name.reference))
+            results.append(judge_pooled(cell, together, alone))
     if cell.cold and tests.drafts is not None and cell.id in tests.drafts.cells:
         with _crash_is_unknown(cell, pooled_acceptance.NAME, "the check itself failed", results):
             results.append(judge_pooled_drafts(cell, tests.drafts))
@@ -208,7 +209,7 @@ def run_registered_tests(
     second = None
     if stages.second is not None:
         second = run_tests(list(evidence.over(stages.second).views()), judging, tripped(mine, first))
-    drafting = sum(len(v.answered()) for v in views if v.speculative)
+    drafting = sum(len(asked(v)) for v in views if v.speculative)
     together = pooled(views, judging) if cells is None else {}
     drafts = pooled_acceptance.pooled_acceptance(views, judging) if cells is None else None
     results = Results(first, second, together, drafts, roundings(views, judging), drafting)

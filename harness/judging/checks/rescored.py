@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +105,38 @@ def _less_probable(cell: CellView, o: Observation, moved: Matrix, gaps: Sequence
 def scores(cell: CellView) -> list[Scored]:
     """Return what the plain engine says of each answer of a cell."""
     return cell.shared("scores", lambda: list(_scores(cell)))
+
+
+class _Summary(NamedTuple):
+    """What the tests of many cells need of the scores of one."""
+
+    gaps: Mapping[str, float]
+    moved: Sequence[tuple[str, float]]
+
+
+def _summary(cell: CellView) -> _Summary:
+    def find() -> _Summary:
+        found = scores(cell)
+        return _Summary(
+            {s.observation.key: max(s.gaps, default=0.0) for s in found if s.gaps is not None},
+            [
+                (s.observation.prompt_id, float(np.abs(s.moved).mean()))
+                for s in found
+                if s.moved is not None and len(s.moved)
+            ],
+        )
+
+    return cell.remembered("scores", find)
+
+
+def largest_gaps(cell: CellView) -> Mapping[str, float]:
+    """Return by how much the plain engine dislikes a token of each answer at most, in nats, by observation key."""
+    return _summary(cell).gaps
+
+
+def mean_moved(cell: CellView) -> Sequence[tuple[str, float]]:
+    """Return by how many nats the log-probs of each answer moved on average, with its prompt."""
+    return _summary(cell).moved
 
 
 def _scores(cell: CellView) -> Iterator[Scored]:

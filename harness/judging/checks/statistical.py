@@ -34,6 +34,7 @@ from harness.judging.figures import (
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
 from harness.observed import acceptance
 from harness.profiles.model import Judging
+from harness.stats.spread import Spread
 
 _TOKENS: tuple[TestName, ...] = ("survival", "rescored")
 _OF_TARGET: tuple[TestName, ...] = (*_TOKENS, "logprobs-single")
@@ -86,11 +87,13 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     """Return the direction in which a rejected test moved, and the columns that moved.
 
     A column moved if its change is beyond chance; acceptance must have moved by the practical floor, too, with an
-    interval that excludes zero. Tokens that are wrong less often than between equal runs are not a change.
+    interval that excludes zero. Tokens that are wrong less often than between equal runs are not a change. Where no
+    mean moved, requests that differ from their twins far more than noise explains are one, in no column.
     """
     judging = cell.judging
+    far = _far(tested, judging)
     if tested.adjusted is None or tested.adjusted > judging.stage_alpha:
-        return "none", []
+        return far, []
     beyond = [c for c in tested.columns if c.adjusted <= judging.stage_alpha]
     if tested.id.name in _TOKENS:
         more = [c for c in beyond if c.difference.effect > 0]
@@ -99,7 +102,13 @@ def change_of(cell: CellView, tested: Tested) -> tuple[Change, list[Column]]:
     fell = [c for c in moved if c.difference.effect < 0]
     if fell:
         return "drop", fell
-    return ("rise", moved) if moved else ("none", [])
+    return ("rise", moved) if moved else (far, [])
+
+
+def _far(tested: Tested, judging: Judging) -> Change:
+    """Return whether requests differ from their twins far more than noise explains, and by the practical floor."""
+    spread = tested.spread
+    return "differ" if spread is not None and spread.far and 100 * spread.found >= judging.floor_points else "none"
 
 
 def _matters(cell: CellView, name: TestName, column: Column) -> bool:
@@ -121,10 +130,11 @@ def tripped(views: Iterable[CellView], results: Mapping[RegisteredTest, Tested])
     ]
 
 
-def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
+def judge_pooled(cell: CellView, pooled: Pooled, alone: bool) -> CheckResult:
     """Turn a test of many cells together into the check result of one of them.
 
-    If it found more wrong answers than they are compared with, the cells that contribute to them have a finding.
+    If it found more wrong answers than they are compared with, the cells that contribute to them have a finding. That
+    it has too few answers to see damage to some of them is no gap where each wrong one is seen ``alone``.
     """
     tested, hits = pooled.tested, pooled.cells[cell.id]
     if tested.p is None:
@@ -133,11 +143,15 @@ def judge_pooled(cell: CellView, pooled: Pooled) -> CheckResult:
     more = [c for c in tested.columns if c.adjusted <= pooled.alpha and c.difference.effect > 0]
     mine = [c for c in more if hits[c.difference.column].ours > hits[c.difference.column].theirs]
     change: Change = "differ" if mine else "none"
-    facts = Facts(evidence=bool(more) or not _underpowered(tested, judging), change=change, against="this run")
+    underpowered = _underpowered(tested, judging)
+    facts = Facts(evidence=bool(more) or alone or not underpowered, change=change, against="this run")
     verdict, why = decide(facts)
     figures = _figures(tested, pooled.alpha)
     if verdict is Verdict.PASS:
-        note = "; ".join((*_sight_note(tested), *(["other cells have more wrong answers"] if more else [])))
+        others = ["other cells have more wrong answers"] if more else []
+        if underpowered and not more:
+            others = [f"too few to see damage to {judging.must_detect_points:g} %, for which logprob-trace looks"]
+        note = "; ".join((*_sight_note(tested), *others))
         return conclude("pooled", cell.id, tested.sample.prompts, [], note=note, figures=figures)
     finding = cell.finding(
         "pooled",
@@ -253,6 +267,8 @@ def _describe(column: Column) -> str:
 
 def _message(cell: CellView, tested: Tested, change: Change, columns: list[Column], why: str) -> str:
     judging = cell.judging
+    if change == "differ" and tested.spread is not None:
+        return _far_message(tested, tested.spread, why)
     if not columns:
         if not tested.quiet:
             return f"expected two equal runs to agree, found that they do not: {why}"
@@ -261,6 +277,15 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     return (
         f"expected no change beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
         f"{judging.stage_alpha:.3g}), found a {change} in {len(columns)} of {len(tested.columns)} columns: {shown}; "
+        f"{why}"
+    )
+
+
+def _far_message(tested: Tested, spread: Spread, why: str) -> str:
+    return (
+        "expected requests to differ in accepted drafts from other answers to the same prompts by what their partings "
+        f"and equal runs explain ({100 * spread.explained:.2g} points), found {100 * spread.found:.2g}, "
+        f"{spread.times:.2g} times the variance (the limit is {spread.limit:.2g}), most in {', '.join(tested.widest)}: "
         f"{why}"
     )
 
@@ -297,6 +322,11 @@ def _sight_note(tested: Tested) -> list[str]:
         parts.append(f"could have seen {describe(tested.seen)}")
     if tested.seen_in_stratum is not None:
         parts.append(f"in the weakest stratum {describe(tested.seen_in_stratum)}")
+    if tested.spread is not None:
+        parts.append(
+            f"requests differ from their twins by {100 * tested.spread.found:.2g} points, noise explains "
+            f"{100 * tested.spread.explained:.2g}"
+        )
     return parts
 
 

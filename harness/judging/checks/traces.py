@@ -13,12 +13,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from harness.history.folder import History
-from harness.history.records import RESCORE, Observation
+from harness.history.records import Observation
 from harness.judging.checks.asked_again import NOT_ASKED, AnswerId, AskedAgain, Judged
-from harness.judging.checks.rescored import applies, scores
+from harness.judging.checks.rescored import applies, mean_moved, scores
 from harness.judging.evidence import CellView
 from harness.judging.figures import TraceMoved, WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -75,7 +72,7 @@ def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, RunRound
 
 def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> RunRounding:
     right = {s.observation.prompt_id: s.moved for s in scores(plain) if s.moved is not None}
-    limits = RoundingLimits.of(list(right.values()), judging.single_alpha, _tokens(plain.history))
+    limits = RoundingLimits.of(list(right.values()), judging.single_alpha, plain.history.tokens_said)
     sizes = dict(zip(right, limits.sizes, strict=True))
     largest = sorted(max(s.gaps) for s in scores(plain) if s.gaps)
     return RunRounding(
@@ -94,19 +91,11 @@ def _rounding(plain: CellView, cells: Iterable[CellView], judging: Judging) -> R
     )
 
 
-def _tokens(history: History) -> int:
-    """Return how many output tokens the answers of a run have, which share the level."""
-    said = (o.final for o in history.observations if o.scenario != RESCORE)
-    return sum(len(leg.output_ids or ()) for leg in said if leg is not None)
-
-
 def _coarser(cells: Iterable[CellView], sizes: Mapping[str, float], usual: float) -> dict[tuple[str, str], float]:
     times: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
-        for s in scores(cell):
-            if s.moved is not None and len(s.moved):
-                size = sizes.get(s.observation.prompt_id, usual)
-                times.setdefault((cell.topology, cell.method), []).append(float(np.abs(s.moved).mean()) / size)
+        for prompt, moved in mean_moved(cell):
+            times.setdefault((cell.topology, cell.method), []).append(moved / sizes.get(prompt, usual))
     return {kind: max(1.0, statistics.median(t)) for kind, t in times.items() if len(t) >= _FEW}
 
 
@@ -145,6 +134,13 @@ def moved_answers(cell: CellView, rounding: RunRounding | str | None, again: Ask
         for o, gaps, moved, _ in scores(cell)
         if gaps is not None and moved is not None
     }
+
+
+def sees_single_answers(cell: CellView, rounding: RunRounding | str | None) -> bool:
+    """Return whether a wrong answer of a cell shows by itself, among however many: its log-probs are held against what
+    rounding makes, which the run shows."""
+    shown = isinstance(rounding, RunRounding) and any(limit < CAP for limit in rounding.limits.values())
+    return shown and applies(cell)
 
 
 def _could_see(cell: CellView, rounding: RunRounding) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import harness.judging.checks.hypothesis_tests as hypothesis_tests
+from harness.baselines.lookup import Lookup
+from harness.baselines.model import BaselineRow
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafting
@@ -356,3 +358,45 @@ def test_registered_number_does_not_depend_on_results():
     assert set(some) == set(none)
     single = RegisteredTest("pd-eagle3", "cold", "acceptance-single")
     assert some[single].adjusted == none[single].adjusted
+
+
+def steady() -> dict[str, Lookup]:
+    """Baselines whose equal runs accept the same."""
+
+    def alike(row: BaselineRow) -> dict[str, object]:
+        counted = row.counts(3 if row.accepted else 0)
+        return {"again": row.again.model_copy(update={"steps": counted.steps, "accepted_at": counted.accepted_at})}
+
+    return {method: changed_rows(known, alike) for method, known in baselines().items()}
+
+
+def few_lost(n: int) -> tuple[int, ...]:
+    return (0,) * (outputs(n) - 1) if n % 24 == 0 else recorded(n)
+
+
+def test_few_requests_that_lost_their_drafts_are_a_finding_and_no_excuse():
+    """They inflate the noise of the test of means, which alone would ask for more prompts."""
+    result = judge(night(pd=few_lost, stages=1, must_detect_points=5), steady()).result(
+        "pd-eagle3", "acceptance-single"
+    )
+    assert result is not None and result.verdict is Verdict.REGRESSION
+    (finding,) = result.findings
+    assert finding.damage == "drafter-kv" and "times the variance" in finding.message
+    named = finding.message.split("most in ")[1].split(":")[0].split(", ")
+    assert set(named) <= {f"p{n}" for n in LENGTHS if n % 24 == 0}
+
+
+def test_equal_runs_that_differ_as_much_are_an_excuse():
+    made = night(pd=again, single=recorded, stages=1)
+    assert verdict(judge(made, baselines()), "pd-eagle3", "acceptance-single") is Verdict.PASS
+    assert verdict(judge(made, steady()), "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
+
+
+def test_requests_that_differ_far_more_than_noise_are_asked_for_again():
+    first = night(pd=few_lost)
+    assert RegisteredTest("pd-eagle3", "cold", "acceptance-single") in tripped_once(first, steady()).tests
+    assert verdict(judge(first, steady()), "pd-eagle3", "acceptance-single") is Verdict.UNKNOWN
+    again_lost = judge(first, steady(), Stages(first))
+    assert verdict(again_lost, "pd-eagle3", "acceptance-single") is Verdict.REGRESSION
+    right = judge(first, steady(), Stages(night()))
+    assert verdict(right, "pd-eagle3", "acceptance-single") is Verdict.SUSPECT
