@@ -210,6 +210,9 @@ class AttachedEngine:
     def log_tail(self) -> str:
         return f"(see the log of {self.url})"
 
+    def exception(self) -> str:
+        return ""
+
     def root_error(self) -> str:
         return ""
 
