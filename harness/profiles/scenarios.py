@@ -98,6 +98,11 @@ class _Scenario(Strict):
     def restarts_p(self) -> bool:
         return False
 
+    @property
+    def by_plain_alone(self) -> bool:
+        """Whether the plain engine of the run alone knows which of its answers are right."""
+        return False
+
     def by_second_p(self, part: str) -> bool:
         """Return whether a second P hands off a part of the script."""
         return False
@@ -491,13 +496,17 @@ class Parameters(_Scenario):
     """Whether they are sent through routers, too."""
 
     @property
+    def by_plain_alone(self) -> bool:
+        return True
+
+    @property
     def routed(self) -> bool:
         return self.by_router
 
 
-Api = Literal["completion", "completion-stream", "chat", "chat-stream"]
-"""How an answer is asked for: at the endpoint that takes token ids, or at the one that takes messages, which the server
-renders; whole, or in pieces."""
+Api = Literal["completion", "text", "completion-stream", "chat", "chat-stream"]
+"""How an answer is asked for: at the endpoint that takes token ids, or the text that has them; or at the one that takes
+messages, which the server renders; whole, or in pieces."""
 
 
 def is_chat(api: Api) -> bool:
@@ -549,6 +558,19 @@ class Abandon(Strict):
         return self.after_s == 0
 
 
+_WHOLE_AND_BY_IDS = frozenset({"prompt-logprobs", "echo", "siblings"})
+"""Parameters whose answers are only read from whole completions."""
+_BY_CHAT_OTHERWISE = _WHOLE_AND_BY_IDS | {"logprobs-0", "logprobs-1", "logprobs-20"}
+"""Parameters that the chat endpoint does not have, or calls otherwise."""
+
+
+def askable(feature: Feature | Parameter, api: Api) -> bool:
+    """Return whether a request with a parameter can be asked for in a way."""
+    if is_chat(api):
+        return feature not in _BY_CHAT_OTHERWISE
+    return api == "completion" or feature not in _WHOLE_AND_BY_IDS
+
+
 class TraceRequest(Strict):
     """One request of a trace."""
 
@@ -564,12 +586,36 @@ class TraceRequest(Strict):
     feature: Feature | Parameter | None = None
     """A parameter with which it is sent, as in the kinds ``features`` and ``parameters``; its own number of tokens
     counts."""
+    api: Api = "completion"
+    """How its answer is asked for."""
+    parameters_of: tuple[int, int] | None = None
+    """Stage and number of an earlier hand-off with whose parameters D is asked, once more: a router's mistake."""
+    lost: str = ""
+    """Name of the parameter that gets lost of them."""
+    p_tokens: int = Field(default=1, ge=1, le=16)
+    """Output tokens that P is asked for; more than one are a router's mistake."""
 
     @model_validator(mode="after")
     def _asked_through_the_cell(self) -> Self:
         if self.feature is not None and (self.abandon is not None or self.max_tokens is not None):
             raise ValueError("expected feature without abandon and max_tokens, which both say how an answer ends")
+        if self.feature is not None and not askable(self.feature, self.api):
+            raise ValueError(f"expected {self.feature} of a whole completion by ids, found api: {self.api}")
+        if self.api != "completion" and self.abandon is not None:
+            raise ValueError("expected api without abandon, which streams by itself")
+        if self.lost and self.parameters_of is None:
+            raise ValueError("expected lost with parameters_of, which says whose parameters are incomplete")
+        if self.mistaken and (self.feature or self.abandon or self.to != "cell" or self.api != "completion"):
+            raise ValueError(
+                "expected a mistaken hand-off (parameters_of, p_tokens) through the cell without feature, abandon and "
+                "api, since only its tokens are judged"
+            )
         return self
+
+    @property
+    def mistaken(self) -> bool:
+        """Whether its hand-off is what a router should not do."""
+        return self.parameters_of is not None or self.p_tokens > 1
 
 
 class Trace(_Scenario):
@@ -577,9 +623,9 @@ class Trace(_Scenario):
 
     kind: Literal["trace"]
     stages: tuple[tuple[TraceRequest, ...], ...] = Field(min_length=1)
-    proves: tuple[Literal["abandoned", "preempted", "cached"], ...] = ()
+    proves: tuple[Literal["abandoned", "preempted", "cached", "changed"], ...] = ()
     """What the engines' counters must show: a request that was given up after tokens were generated for it, a
-    preemption, or a prefix hit."""
+    preemption, or a prefix hit; and whether each parameter that has to must change the plain engine's answer."""
     held: bool = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
     it begins them in the order of their delays."""
@@ -593,13 +639,19 @@ class Trace(_Scenario):
         return max(self.max_tokens or 0, *(r.max_tokens or 0 for r in self.requests))
 
     @property
+    def by_plain_alone(self) -> bool:
+        return any(r.feature in CHANGING for r in self.requests)
+
+    @property
     def crowded(self) -> bool:
         """Whether requests are under way together, so that a prompt may be prefilled in other chunks than alone."""
         return any(len(stage) > 1 for stage in self.stages)
 
     @property
     def topologies(self) -> tuple[Topology, ...]:
-        pairs_only = any(r.to == "prefill" or (r.abandon is not None and r.abandon.unasked) for r in self.requests)
+        pairs_only = any(
+            r.to == "prefill" or r.mistaken or (r.abandon is not None and r.abandon.unasked) for r in self.requests
+        )
         return ("pd",) if pairs_only else BOTH
 
     @property

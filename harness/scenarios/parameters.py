@@ -60,8 +60,9 @@ class ParametersKind(Kind[Parameters]):
             yield from gaps_of(seen, o)
 
 
-def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
-    """Yield what is missing of the proof that a parameter said what the answer to a request is."""
+def gaps_of(seen: Occurrence, o: Observation, must_change: bool = True) -> Iterator[Gap]:
+    """Yield what is missing of the proof that a parameter said what the answer to a request is; ``must_change`` asks
+    for one of the plain engine that is another than without it."""
     cell, leg = seen.cell, o.final
     if leg is None or o.feature is None or not o.answered_otherwise:
         return
@@ -78,7 +79,7 @@ def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
                 "none: nothing was compared",
             )
         return
-    if o.feature not in _CHANGES:
+    if not must_change or o.feature not in _CHANGES:
         return
     without = _without(o, plain) if o.feature in WITHOUT else o.known_answer
     if without is None:

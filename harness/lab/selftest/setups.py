@@ -33,7 +33,7 @@ class Setup(NamedTuple):
         """Return what the plain engine is asked beside such requests."""
         if self.plain is None:
             return []
-        by_plain = {s.id for s in self.profile.scenarios if s.kind == BY_PLAIN}
+        by_plain = {s.id for s in self.profile.scenarios if s.by_plain_alone}
         played = {(s.scenario, s.instance): s for w in works for s in w.scripts if s.scenario in by_plain}
         return [CellWork(cell, (), tuple(played.values())) for cell in self.plain.cells]
 
@@ -47,10 +47,6 @@ class Setup(NamedTuple):
         first = self.trials[0]
         shared = self.controlled and len(self.trials) != 1 and first.engines is None
         return self.group.id if shared else f"{self.group.id}-{first.mutant}"
-
-
-BY_PLAIN = "parameters"
-"""The kind of scenario whose answers the plain engine of the run alone knows."""
 
 
 def select_trials(
@@ -225,7 +221,7 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     none = next((m for m in profile.methods if m.kind == "none"), None)
     prefill = none if trials[0].mutant == "M10" else None
-    by_plain = {s.id for s in own.scenarios if s.kind == BY_PLAIN}
+    by_plain = {s.id for s in own.scenarios if s.by_plain_alone}
     beside = kind != "none" and any(v.scenario in by_plain for t in trials for v in t.views)
     plain = EngineGroup("single", none, (Cell("single", none),)) if beside and none is not None else None
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill)
