@@ -441,6 +441,10 @@ Parameter = Literal[
     "seed",
     "seed-again",
     "siblings",
+    "json",
+    "choice",
+    "date",
+    "tool",
 ]
 """A parameter of a request whose right answer is that of the run's plain engine with the same parameter
 (``harness.workload.parameters``)."""
@@ -448,6 +452,11 @@ CHANGING: frozenset[str] = frozenset(get_args(Parameter))
 SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
 """Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
 plain engine's without speculation alone: a drafter takes random numbers of its own."""
+OF_TEXT: frozenset[str] = frozenset({"json", "choice", "date", "tool"})
+"""Grammars of their own, which need a vocabulary that has JSON, and no known answer: by a schema, a list, a regular
+expression, and as the arguments of a tool, at the chat endpoint."""
+GRAMMARS: frozenset[str] = OF_TEXT | {"grammar", "regex"}
+"""Parameters that remove drafts which the grammar does not admit."""
 REFUSED_BESIDE_DRAFTS: frozenset[str] = frozenset({"logit-bias", "min-p"})
 """Parameters that vLLM refuses where an engine speculates (``SamplingParams._validate_spec_decode`` of 0.32.0)."""
 WITHOUT: Mapping[str, Parameter] = {
@@ -490,7 +499,7 @@ class Parameters(_Scenario):
     kind: Literal["parameters"]
     prompts: tuple[str, ...] = Field(min_length=1)
     parameters: tuple[Parameter, ...] = Field(
-        default=tuple(p for p in get_args(Parameter) if p not in SAMPLED), min_length=1
+        default=tuple(p for p in get_args(Parameter) if p not in SAMPLED | OF_TEXT), min_length=1
     )
     by_router: bool = False
     """Whether they are sent through routers, too."""
@@ -563,12 +572,19 @@ _WHOLE_AND_BY_IDS = frozenset({"prompt-logprobs", "echo", "siblings"})
 _BY_CHAT_OTHERWISE = _WHOLE_AND_BY_IDS | {"logprobs-0", "logprobs-1", "logprobs-20"}
 """Parameters that the chat endpoint does not have, or calls otherwise."""
 
+_BY_CHAT_ALONE = frozenset({"tool"})
+
+
+def api_of(feature: Feature | Parameter | None) -> Api:
+    """Return how a request with a parameter is asked for, if nothing else is said."""
+    return "chat" if feature in _BY_CHAT_ALONE else "completion"
+
 
 def askable(feature: Feature | Parameter, api: Api) -> bool:
     """Return whether a request with a parameter can be asked for in a way."""
     if is_chat(api):
         return feature not in _BY_CHAT_OTHERWISE
-    return api == "completion" or feature not in _WHOLE_AND_BY_IDS
+    return feature not in _BY_CHAT_ALONE and (api == "completion" or feature not in _WHOLE_AND_BY_IDS)
 
 
 class TraceRequest(Strict):

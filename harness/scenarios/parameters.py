@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import Observation
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters
+from harness.profiles.scenarios import OF_TEXT, SAMPLED, WITHOUT, Parameter, Parameters, api_of, is_chat
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Stage
 from harness.scenarios.features import send_with
-from harness.scenarios.possible import answered_briefly
+from harness.scenarios.possible import answered_briefly, unsaid
 
 LONG_ENOUGH = 12
 """Known tokens of a prompt whose answer is stopped, and changed, in its midst."""
@@ -44,7 +44,10 @@ class ParametersKind(Kind[Parameters]):
         ]
 
     def impossible(self, config: Parameters, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        if (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
+        known = not OF_TEXT.issuperset(config.parameters)
+        if known and (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
+            return problem
+        if any(is_chat(api_of(p)) for p in config.parameters) and (problem := unsaid(config.prompts, profile, prompts)):
             return problem
         for parameter, other in WITHOUT.items():
             if parameter in config.parameters and other not in config.parameters:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.history.records import Observation
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Abandon, Trace, TraceRequest, is_chat
-from harness.prompts.messages import messages_of
+from harness.profiles.scenarios import OF_TEXT, Abandon, Trace, TraceRequest, api_of, is_chat
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.features import send_with
 from harness.scenarios.hand_off_mistakes import LOST
 from harness.scenarios.parameters import LONG_ENOUGH, gaps_of
-from harness.scenarios.possible import demand, pool_of
+from harness.scenarios.possible import demand, pool_of, unsaid
 from harness.scenarios.proving import stage_counters
 
 _PATIENCE_S = 10.0
@@ -42,20 +41,16 @@ class TraceKind(Kind[Trace]):
                 return pool_of(f"at least {wanted + 1} blocks, which {request.prompt} and its answer need", pool)
         if problem := _unanswered_reference(config, profile):
             return problem
+        chats = [r.prompt for r in config.requests if is_chat(r.api) or is_chat(api_of(r.feature))]
+        if problem := unsaid(chats, profile, prompts):
+            return problem
         for request in config.requests:
             known = len(prompts[request.prompt].expected or ())
-            if request.feature is not None and known < LONG_ENOUGH:
+            if request.feature is not None and request.feature not in OF_TEXT and known < LONG_ENOUGH:
                 return (
                     f"expected a known answer of at least {LONG_ENOUGH} tokens to {request.prompt}, which is asked "
                     f"with {request.feature}, found {known}; name a copy prompt that is longer"
                 )
-            if is_chat(request.api) and profile.tokenizer_folder.is_dir():
-                prompt = prompts[request.prompt]
-                if not prompt.planned and messages_of(profile, prompt) is None:
-                    return (
-                        f"expected messages that the chat template renders to {request.prompt} on any day, found none; "
-                        "name a prompt of a few turns, or leave api out"
-                    )
         if "abandoned" in config.proves and not any(r.abandon and r.abandon.after_steps for r in config.requests):
             return (
                 "expected a request with abandon.after_steps, which `proves: [abandoned]` is about, found "
@@ -104,7 +99,8 @@ def _of_trace(config: Trace, place: tuple[int, int], request: TraceRequest, prom
     if request.feature is not None:
         asked = send_with(request.feature, prompt, config.max_tokens, part, group)
         route = asked.route if request.to == "cell" else request.to
-        return asked._replace(route=route, after_s=request.delay_s, api=request.api)
+        api = request.api if request.api != "completion" else asked.api
+        return asked._replace(route=route, after_s=request.delay_s, api=api)
     send = Send(
         prompt,
         part,

@@ -16,6 +16,8 @@ from harness.history.token_ids import common_prefix
 from harness.profiles.kv_layout import recurrent, target_config
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import (
+    GRAMMARS,
+    OF_TEXT,
     SAMPLED,
     Abandon,
     Api,
@@ -63,11 +65,10 @@ _MISTAKEN = 0.15
 """Share of the traces that have mistaken hand-offs, and so run in pairs alone."""
 _FEATURES: tuple[Feature | Parameter, ...] = (
     *get_args(Feature),
-    *(p for p in get_args(Parameter) if p not in SAMPLED),
+    *(p for p in get_args(Parameter) if p not in SAMPLED | OF_TEXT),
     *("seed", "top-p", "min-p", "siblings"),
 )
 """What is drawn from; ``seed-again`` follows each ``seed``."""
-_FILTERED = frozenset({"grammar", "regex"})
 _HARMLESS = ("do_remote_decode", "remote_num_tokens", "remote_blocks_expiry_time", "tp_size")
 _SOURCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 _LOST_SOURCE = 0.2
@@ -182,7 +183,7 @@ def _fits(surface: _Surface, request: TraceRequest, feature: Feature | Parameter
     spoilt."""
     prompt, engine = surface.prompts[request.prompt], surface.profile.engine
     known = len(prompt.expected or ())
-    if known < LONG_ENOUGH or (feature in _FILTERED and not surface.filtered):
+    if known < LONG_ENOUGH or (feature in GRAMMARS and not surface.filtered):
         return False
     whole = engine.max_num_batched_tokens is None or prompt.tokens <= engine.max_num_batched_tokens
     if temperature_of(feature) and not (surface.sampled and alone and whole):

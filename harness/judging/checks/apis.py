@@ -21,10 +21,10 @@ SAME, STREAMED, CACHED = "same-answer", "streamed", "cached-tokens"
 
 
 def asked_otherwise(cell: CellView) -> bool:
-    """Return whether the cell was asked in other ways than for a whole completion, of each prompt, too; the requests of
-    a trace have no twins, and are compared with the plain engine's and the record."""
-    of_trace = cell.config is not None and cell.config.kind == "trace"
-    return not of_trace and any(o.api != WHOLE for o in cell.all_observations())
+    """Return whether the cell was asked in other ways than for a whole completion, of each prompt, too. Requests of
+    other kinds have no twins, and are compared with the plain engine's and the record."""
+    of_apis = cell.config is not None and cell.config.kind == "apis"
+    return of_apis and any(o.api != WHOLE for o in cell.all_observations())
 
 
 def same_answer(cell: CellView) -> CheckResult:

@@ -73,6 +73,39 @@ def test_baselines_are_looked_up_for_what_they_have():
 
 
 @pytest.mark.parametrize(
+    ("feature", "text", "right"),
+    [
+        ("json", '{"kind": "task", "words": 12, "clear": true}', True),
+        ("tool", '{"kind": "task", "words": 12, "clear": true}', True),
+        ("json", '{"kind": "task", "words": 12, "clear": tru', False),
+        ("json", '{"kind": "chat", "words": 12, "clear": true}', False),
+        ("json", '{"kind": "task", "words": 1000, "clear": true}', False),
+        ("json", '{"kind": "task", "words": true, "clear": true}', False),
+        ("json", '{"kind": "task", "words": 12, "clear": 1}', False),
+        ("tool", '{"kind": "task", "words": 12}', False),
+        ("json", "[]", False),
+        ("choice", "It is a task.", True),
+        ("choice", "It is a task", False),
+        ("date", "2024-02-30", True),
+        ("date", "2024-02-300", False),
+    ],
+)
+def test_an_answer_is_one_that_its_grammar_admits(feature, text, right):
+    ended = asked("single-none", feature, own_text=text, finish_reason="stop")
+    result = response_invariants(seen(ended, cell="single-none"))
+    assert (
+        any(
+            "was asked for" in f.message or "expected one of" in f.message or "of the form" in f.message
+            for f in result.findings
+        )
+        is not right
+    )
+    # An answer that its limit cut is not whole.
+    cut = asked("single-none", feature, own_text=text)
+    assert response_invariants(seen(cut, cell="single-none")).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
     ("fields", "answer", "words"),
     [
         ({"stop_token_ids": [9]}, {"output_ids": (7, 8, 9)}, "the reason length"),

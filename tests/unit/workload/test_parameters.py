@@ -22,9 +22,16 @@ def text_of(ids):
     return "".join(f"w{i}." for i in ids)
 
 
-def test_the_full_profile_asks_every_parameter():
-    asked = [p for s in FULL.scenarios if s.kind == "parameters" for p in s.parameters]
+def test_shipped_profiles_ask_every_parameter():
+    chat = load_profile("smollm2-quick")
+    asked = [p for profile in (FULL, chat) for s in profile.scenarios if s.kind == "parameters" for p in s.parameters]
     assert sorted(asked) == sorted(NAMES)
+
+
+def test_a_tool_is_called_at_the_chat_endpoint():
+    (config,) = (s for s in load_profile("smollm2-quick").scenarios if s.kind == "parameters")
+    (script,) = scripts(config, {"base-095": KNOWN["copy-062-10"]}, "pd")
+    assert {s.feature: s.api for s in script.sends if s.api != "completion"} == {"tool": "chat"}
 
 
 @pytest.mark.parametrize("name", NAMES)
