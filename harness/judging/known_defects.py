@@ -195,6 +195,8 @@ def _entry_notices(
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
+    if defect.sometimes:
+        return
     named = [c for c in before.cells if _names(defect, c) and _was_looked_for(defect, c)]
     judged = [c for c in named if c.verdict is not Verdict.UNKNOWN]
     failing = sorted({in_words(c.cell, c.scenario) for c in after if c.verdict.fails and _names(defect, c)})

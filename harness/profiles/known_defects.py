@@ -81,6 +81,8 @@ class KnownDefect(Strict):
     drawn from another distribution than the request asked for."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
+    sometimes: bool = False
+    """Whether it need not show where it is looked for, so that a run in which it does not says nothing of it."""
     mistakes: tuple[str, ...] = ()
     """If there are any, it covers only hand-offs in which a router did this (``lost NAME`` for a parameter)."""
     parameters: tuple[str, ...] = ()

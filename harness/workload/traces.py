@@ -34,6 +34,7 @@ from harness.prompts.lengths import blocks
 from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
 from harness.scenarios.parameters import LONG_ENOUGH
+from harness.workload.parameters import parameter_fields
 
 _STAGES = (2, 4)
 _SHARED = 0.7
@@ -74,6 +75,7 @@ _SOURCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"
 _LOST_SOURCE = 0.2
 """Share of the parameters that get lost without which D does not know where to read. It is started again then."""
 _P_TOKENS = 3
+_SIBLINGS = parameter_fields("siblings", (0, 0), lambda _: "")["n"]
 
 
 class _Surface(NamedTuple):
@@ -185,7 +187,9 @@ def _fits(surface: _Surface, request: TraceRequest, feature: Feature | Parameter
     known = len(prompt.expected or ())
     if known < LONG_ENOUGH or (feature in GRAMMARS and not surface.filtered):
         return False
-    whole = engine.max_num_batched_tokens is None or prompt.tokens <= engine.max_num_batched_tokens
+    # Each of several answers has a prompt of its own in the step.
+    in_step = prompt.tokens * (_SIBLINGS if feature == "siblings" else 1)
+    whole = engine.max_num_batched_tokens is None or in_step <= engine.max_num_batched_tokens
     if temperature_of(feature) and not (surface.sampled and alone and whole):
         return False
     asked = tokens_asked(feature, known) or known
