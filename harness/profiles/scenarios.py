@@ -470,6 +470,8 @@ _TEMPERATURE = 1.5
 """Of answers that are drawn: their tokens are among few, and no margin forces any."""
 _SHORT = 32
 """Output tokens that show a parameter which changes an answer from its beginning."""
+_OF_JSON = 64
+"""Those of JSON, between whose parts models put blanks, and of the marks of a tool around it."""
 
 
 def temperature_of(feature: Feature | Parameter | None) -> float:
@@ -489,6 +491,7 @@ def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
         return (stop_at(feature, answered) or 0) + 1
     cut = answered // 2 + 1
     asked = {"ignore-eos": answered + 8, "stop-at-cap": cut, "stop-before-cap": cut + 1, "include-stop": None}
+    asked |= {"json": _OF_JSON, "tool": _OF_JSON}
     return asked.get(feature, None if feature not in CHANGING else _SHORT)
 
 

@@ -15,10 +15,9 @@ SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "kind": {"enum": ["question", "task", "other"]},
-        "words": {"type": "integer", "minimum": 0, "maximum": 999},
         "clear": {"type": "boolean"},
     },
-    "required": ["kind", "words", "clear"],
+    "required": ["kind", "clear"],
     "additionalProperties": False,
 }
 """Of a question: an answer to it ends within the tokens that are asked for."""

@@ -43,6 +43,12 @@ _SHOWN = 12
 _NONE: Mapping[str, Any] = {}
 
 
+def may_draft(cell: CellView) -> bool:
+    """Return whether an answer has drafts that no grammar took away, or there is none."""
+    found = cell.answered().values()
+    return not found or any(not o.drafts_filtered for o in found)
+
+
 def drafts_happened(cell: CellView) -> CheckResult:
     """Check that every request that could draft did; otherwise speculation was not tested."""
     name = "drafts-happened"
