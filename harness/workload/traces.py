@@ -170,8 +170,8 @@ def _surfaced(surface: _Surface, request: TraceRequest, alone: bool) -> TraceReq
     draw = surface.draw
     feature: Feature | Parameter | None = None
     if request.max_tokens is None and draw.random() < _WITH_PARAMETER:
-        feature = draw.choice(_FEATURES)
-        feature = feature if _fits(surface, request, feature, alone) else None
+        drawn = draw.choice(_FEATURES)
+        feature = drawn if _fits(surface, request, drawn, alone) else None
     api: Api = "completion"
     if draw.random() < _OTHERWISE:
         api = draw.choice(get_args(Api))
