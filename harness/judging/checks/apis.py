@@ -146,7 +146,8 @@ def _told(cell: CellView) -> Iterator[tuple[Observation, Leg, set[int]]]:
     """Yield the answers to requests that had the engines to themselves, with the numbers of cached tokens that they may
     say by the engines' counters."""
     for o in cell.all_observations():
-        if o.error is None and o.concurrent == 1:
+        # Of several answers to a request the usage tells one's number.
+        if o.error is None and o.concurrent == 1 and o.answers == 1:
             yield from ((o, leg, wanted) for leg in o.legs if (wanted := _cached(cell, o, leg)))
 
 

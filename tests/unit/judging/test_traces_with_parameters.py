@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness.history.verdict import Verdict
-from harness.judging.checks import counters
+from harness.judging.checks import counters, logprobs
+from harness.judging.checks.apis import cached_tokens, offers_cached_tokens
 from harness.judging.checks.drafting import acceptance_single, drafts_happened
 from harness.judging.checks.registry import judge_cell
 from harness.profiles.load import load_profile
@@ -73,6 +74,37 @@ def test_any_answer_of_a_crowd_may_have_steps_behind_its_string():
         after = observation("single-eagle3", 40, scenario="trace", part="r1-0", stage=1, sequence=2)
         cell = view(history([*crowd, after], scenarios=[CROWD]), "single-eagle3", scenario="trace")
         assert len(counters._behind_text(cell)) == any(reasons)
+
+
+def test_of_several_answers_to_a_request_usage_tells_one_number_of_cached_tokens():
+    for several, verdict in ((3, None), (1, Verdict.REGRESSION)):
+        o = observation("single-none", 40, scenario="trace", part="r0-0", fields={"n": several})
+        counted = {"prompt_tokens_local_cache_hit": 64.0}
+        cell = view(
+            history([change_final(o, counters=counted, cached_tokens=32)], scenarios=[ALONE]),
+            "single-none",
+            scenario="trace",
+        )
+        found = cached_tokens(cell).findings if offers_cached_tokens(cell) else []
+        assert [f.verdict for f in found] == ([verdict] if verdict else [])
+
+
+def test_a_request_for_several_answers_is_no_reference():
+    several = observation("single-none", 40, scenario="trace", part="r0-0", fields={"n": 3})
+    one = observation("single-none", 40, scenario="trace", part="r1-0", stage=1, sequence=1)
+    made = history([several, one], scenarios=[ALONE])
+    assert [o.part for o in made.first_answers("single-none").values()] == ["r1-0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "compared"),
+    [({}, True), ({"feature": "grammar"}, False), ({"feature": "bad-words"}, False), ({"mistake": "used-late"}, False)],
+)
+def test_a_trace_without_anything_to_compare_is_not_compared(changes, compared):
+    cold = observation("single-none", 40)
+    o = observation("single-none", 40, scenario="trace", part="r0-0", sequence=1, **changes)
+    cell = view(history([cold, o], scenarios=[ALONE]), "single-none", lookups([40]), scenario="trace")
+    assert logprobs.has_reference(cell) is compared
 
 
 @pytest.mark.parametrize(("api", "sent"), [("completion", list(PROMPT.ids)), ("text", PROMPT.text)])
