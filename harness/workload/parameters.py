@@ -80,7 +80,7 @@ def parameter_fields(
         case "date":
             return {"structured_outputs": {"regex": DATE}}
         case "tool":
-            function = {"name": "answer", "parameters": SCHEMA}
+            function = {"name": "answer", "parameters": SCHEMA, "strict": True}
             chosen = {"type": "function", "function": {"name": "answer"}}
             return {"tools": [{"type": "function", "function": function}], "tool_choice": chosen}
         case _:
