@@ -56,6 +56,7 @@ class Servers:
         self._lines, self._key = lines, os.urandom(16).hex()
         self._ports = {role: int(re.search(r"--port (\d+)", line)[1]) for role, line in lines.items()}  # type: ignore[index]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._patience_s = 120.0
 
     def __enter__(self) -> Servers:
         try:
@@ -120,13 +121,33 @@ class Servers:
                 return
             time.sleep(2)
 
+    @contextlib.contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Wait for answers for so long, and then close the connection."""
+        before, self._patience_s = self._patience_s, seconds
+        try:
+            yield
+        finally:
+            self._patience_s = before
+
+    def ends(self, role: str, within_s: float = 15.0) -> bool:
+        """Return whether a server ends, or its engine, so that it answers nothing any more."""
+        begun = time.monotonic()
+        while time.monotonic() < begun + within_s:
+            try:
+                self.ask(role, "/health")
+            except RuntimeError:
+                return True
+            time.sleep(0.5)
+        return False
+
     def ask(self, role: str, path: str, body: Any = None) -> str:
         """Return the text of an answer; a body is posted. Raises RuntimeError when there is none."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(f"http://127.0.0.1:{self._ports[role]}{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with urllib.request.urlopen(request, timeout=self._patience_s) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{role}: HTTP {error.code}: {error.read().decode()[:300]}") from error

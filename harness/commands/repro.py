@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from harness.commands.plain_beside import PlainAnswers, ask_plain
 from harness.engines.answers import Sampling, request_body
 from harness.engines.api_key import HeaderFile, header_file
 from harness.engines.client import REMOTE_DECODE
@@ -382,6 +383,7 @@ def reproduce(
     summary: RunSummary | None = None
     problem, interrupted, tried = "", False, False
     try:
+        beside = ask_plain(prepared, environment, folder / "plain", reporter)
         with EngineGroupSession(
             changed, prepared.profile, environment, folder / "logs", reporter.line, mutation
         ) as session:
@@ -395,9 +397,8 @@ def reproduce(
                 if attempts:
                     scrubber.scrub()
                     session.refresh_counters()
-                summary = _attempt(
-                    session, prepared, environment, folder / f"try-{len(attempts) + 1:02d}", mutants, reporter
-                )
+                one = folder / f"try-{len(attempts) + 1:02d}"
+                summary = _attempt(session, prepared, beside, environment, one, mutants, reporter)
                 attempts.append(Attempt(summary.verdict, _again(summary, target)))
                 reporter.line(f"try {len(attempts)}: {summary.verdict}")
             tried = True
@@ -418,13 +419,17 @@ def reproduce(
 def _attempt(
     session: EngineGroupSession,
     prepared: Prepared,
+    beside: PlainAnswers | None,
     environment: EngineEnvironment,
     folder: Path,
     mutants: tuple[str, ...],
     reporter: Reporter,
 ) -> RunSummary:
-    recorder = prepared_recorder(prepared, environment, folder, mutants, f"{folder.parent.name}-{folder.name}")
+    both = prepared if beside is None else prepared._replace(works=(*prepared.works, beside.work))
+    recorder = prepared_recorder(both, environment, folder, mutants, f"{folder.parent.name}-{folder.name}")
     try:
+        if beside is not None:
+            beside.put_into(recorder)
         record_cells(session, prepared.works, recorder, reporter)
     except InfrastructureError:
         judge_and_report(recorder.finish())

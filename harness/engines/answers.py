@@ -137,6 +137,11 @@ def _logprobs(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {name: [entry for table in tables for entry in table.get(name) or ()] for name in names}
 
 
+def _arguments(message: Mapping[str, Any]) -> str:
+    """Return the arguments of the tools that an answer calls, which are its text where a tool had to be called."""
+    return "".join(str(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+
+
 def _as_completion(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of the chat endpoint in the shape of the other one's."""
     (choice,) = body["choices"]
@@ -155,7 +160,7 @@ def _as_completion(body: Mapping[str, Any]) -> dict[str, Any]:
     whole = {
         **{name: choice.get(name) for name in taken},
         "prompt_token_ids": body.get("prompt_token_ids"),
-        "text": f"{reasoning or ''}{message.get('content') or ''}",
+        "text": f"{reasoning or ''}{message.get('content') or ''}{_arguments(message)}",
         "reasoning": reasoning,
         "logprobs": logprobs,
     }

@@ -45,6 +45,7 @@ REMOTE_DECODE: dict[str, Any] = {
 _T = TypeVar("_T")
 _TOKEN = re.compile(r"token_id:(\d{1,10})")
 """A token as engines name it with ``return_tokens_as_token_ids``."""
+_BAD_REQUEST = 400
 _COUNTER_WAIT_S = 3.0
 _SECOND_WAIT_S = 0.5
 """Wait for counters after they had not grown in time for the request before: an engine that moves no KV never counts
@@ -286,7 +287,7 @@ def parse_completion(
     """Turn a completion response into a Leg. Raises RefusedError for status 400, FailedAnswerError for others than 200,
     HandoffError when it is not a valid completion."""
     if status != 200:
-        raise (RefusedError if status == 400 else FailedAnswerError)(
+        raise (RefusedError if status == _BAD_REQUEST else FailedAnswerError)(
             f"{role} engine: expected status 200 for request {request_id}, found {status}: {redact.quoted(text, 300)}",
             role=leg_role(role),
             status=status,
@@ -295,6 +296,7 @@ def parse_completion(
     try:
         body, streamed = body_of(text, api)
         if "error" in body:
+            _refused_in_a_stream(role, request_id, body["error"])
             raise ValueError(f"an error body: {redact.quoted(str(body['error']), 200)}")
         require_model(body, model)
         choice, *others = body["choices"]
@@ -335,6 +337,19 @@ def parse_completion(
             f"{role} engine: expected a completion with one choice for request {request_id}, found "
             f"{redact.quoted(str(error), 200)} in {redact.quoted(text, 200)!r}"
         ) from error
+
+
+def _refused_in_a_stream(role: Role, request_id: str, error: Any) -> None:
+    """Raise RefusedError for an error that vLLM tells with status 200: the headers of a stream are sent before it looks
+    at the parameters."""
+    if isinstance(error, Mapping) and error.get("code") == _BAD_REQUEST:
+        words = redact.quoted(str(error), 300)
+        raise RefusedError(
+            f"{role} engine: expected an answer to request {request_id}, found it refused in its stream: {words}",
+            role=leg_role(role),
+            status=_BAD_REQUEST,
+            words=words,
+        )
 
 
 def _of_output(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> Mapping[str, Any]:

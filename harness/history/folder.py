@@ -162,11 +162,12 @@ class History(Strict):
         return [place for place in self._places() if place not in planned and place[1] != scored]
 
     def first_answers(self, cell: str) -> dict[tuple[int, ...], Observation]:
-        """Return the answers of a cell by prompt: of several the cold one, else the first one that was asked alone."""
+        """Return the answers of a cell by prompt: of several the cold one, else the first one that was asked alone. A
+        request for several answers at once is none of them."""
         if cell not in self._first_answers:
             found: dict[tuple[int, ...], Observation] = {}
             for o in sorted(self.in_order(cell), key=lambda o: (o.scenario != COLD, o.concurrent > 1)):
-                asked = o.route == "cell" and o.mistake is None and o.scenario != RESCORE
+                asked = o.route == "cell" and o.mistake is None and o.scenario != RESCORE and o.answers == 1
                 if asked and o.error is None and o.final is not None:
                     found.setdefault(o.sent_ids, o)
             self._first_answers[cell] = found

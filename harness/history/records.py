@@ -11,7 +11,7 @@ from harness.history.verdict import Verdict
 from harness.profiles.cells import Role
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
-from harness.profiles.scenarios import CHANGING, Abandon, Api, Feature, Parameter, stop_at
+from harness.profiles.scenarios import CHANGING, GRAMMARS, Abandon, Api, Feature, Parameter, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.signals import SignalName
@@ -338,7 +338,7 @@ class Observation(Strict):
     @property
     def drafts_filtered(self) -> bool:
         """Whether a grammar removes drafts that it does not admit, so that steps verify fewer of them, or none."""
-        return self.feature in ("grammar", "regex")
+        return self.feature in GRAMMARS
 
     @property
     def looked_up(self) -> bool:

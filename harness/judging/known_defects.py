@@ -95,6 +95,8 @@ def _fits(defect: KnownDefect, finding: Finding, history: History) -> bool:
 def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     """Return whether the answer that a finding is about looks as the defect makes it."""
     o = _answer(history, finding.cell, finding)
+    if not _sent_as(defect, o):
+        return False
     if o is None or o.final is None:
         return True
     name = CellName.of(finding.cell)
@@ -102,6 +104,13 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
         return False
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
     return not defect.alike or twin is None or twin.final is None or twin.final.output_ids == o.final.output_ids
+
+
+def _sent_as(defect: KnownDefect, o: Observation | None) -> bool:
+    """Return whether a request was sent as the defect needs it."""
+    by_mistake = o is not None and o.mistake in defect.mistakes
+    with_parameter = o is not None and o.feature in defect.parameters
+    return (by_mistake or not defect.mistakes) and (with_parameter or not defect.parameters)
 
 
 _IMPOSSIBLE_NATS = 10.0
@@ -185,6 +194,8 @@ def _entry_notices(
         wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
+        return
+    if defect.sometimes:
         return
     named = [c for c in before.cells if _names(defect, c) and _was_looked_for(defect, c)]
     judged = [c for c in named if c.verdict is not Verdict.UNKNOWN]

@@ -152,7 +152,8 @@ class ObservedCell:
     def asked_alike(self, cell_id: str) -> bool:
         """Return whether the run was asked for prompts of this cell in another one, in this scenario or cold."""
         cold = self.history.of(cell_id)
-        return self.asked(cell_id) or any(o.prompt_id in cold for o in self.observations().values())
+        compared = (o for o in self.observations().values() if not (o.abandon or o.mistake or o.answered_otherwise))
+        return self.asked(cell_id) or any(o.prompt_id in cold for o in compared)
 
     def sibling(self, topology: str, scenario: str | None = None) -> Self | None:
         """Return the same method in another topology or scenario of this run, without a router; None if absent."""

@@ -20,6 +20,7 @@ SWITCHES = frozenset(
         "--disable-custom-all-reduce",
         "--disable-hybrid-kv-cache-manager",
         "--disable-sliding-window",
+        "--enable-auto-tool-choice",
         "--enable-chunked-prefill",
         "--enable-dbo",
         "--enable-eplb",
@@ -53,8 +54,10 @@ VALUES = frozenset(
         "--pipeline-parallel-size",
         "--prefix-caching-hash-algo",
         "--quantization",
+        "--reasoning-parser",
         "--scheduling-policy",
         "--stream-interval",
+        "--tool-call-parser",
         "--uvicorn-log-level",
     }
 )

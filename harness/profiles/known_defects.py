@@ -81,6 +81,12 @@ class KnownDefect(Strict):
     drawn from another distribution than the request asked for."""
     untested: bool = False
     """Whether these states say nothing of the engines where the defect shows: the headline counts them."""
+    sometimes: bool = False
+    """Whether it need not show where it is looked for, so that a run in which it does not says nothing of it."""
+    mistakes: tuple[str, ...] = ()
+    """If there are any, it covers only hand-offs in which a router did this (``lost NAME`` for a parameter)."""
+    parameters: tuple[str, ...] = ()
+    """If there are any, it covers only requests with one of these parameters."""
     last_step: bool = False
     """Whether it covers only answers after a hand-off that differ in their last verify step alone, which looks past the
     end token."""
@@ -89,6 +95,8 @@ class KnownDefect(Strict):
     devices: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
     model_runners: tuple[Literal["V1", "V2"], ...] = ("V1", "V2")
     link: str = Field(pattern=r"^https?://")
+    reported: bool = True
+    """Whether the link names this defect; otherwise nobody has, as far as is known, and it leads to the nearest."""
     reason: str = Field(min_length=10)
     added: date
     """Day on which the entry was added or last renewed. The limit of its life counts from here, not from the day on

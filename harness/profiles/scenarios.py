@@ -100,6 +100,11 @@ class _Scenario(Strict):
     def restarts_p(self) -> bool:
         return False
 
+    @property
+    def by_plain_alone(self) -> bool:
+        """Whether the plain engine of the run alone knows which of its answers are right."""
+        return False
+
     def by_second_p(self, part: str) -> bool:
         """Return whether a second P hands off a part of the script."""
         return False
@@ -438,6 +443,10 @@ Parameter = Literal[
     "seed",
     "seed-again",
     "siblings",
+    "json",
+    "choice",
+    "date",
+    "tool",
 ]
 """A parameter of a request whose right answer is that of the run's plain engine with the same parameter
 (``harness.workload.parameters``)."""
@@ -445,6 +454,11 @@ CHANGING: frozenset[str] = frozenset(get_args(Parameter))
 SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
 """Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
 plain engine's without speculation alone: a drafter takes random numbers of its own."""
+OF_TEXT: frozenset[str] = frozenset({"json", "choice", "date", "tool"})
+"""Grammars of their own, which need a vocabulary that has JSON, and no known answer: by a schema, a list, a regular
+expression, and as the arguments of a tool, at the chat endpoint."""
+GRAMMARS: frozenset[str] = OF_TEXT | {"grammar", "regex"}
+"""Parameters that remove drafts which the grammar does not admit."""
 REFUSED_BESIDE_DRAFTS: frozenset[str] = frozenset({"logit-bias", "min-p"})
 """Parameters that vLLM refuses where an engine speculates (``SamplingParams._validate_spec_decode`` of 0.32.0)."""
 WITHOUT: Mapping[str, Parameter] = {
@@ -458,6 +472,8 @@ _TEMPERATURE = 1.5
 """Of answers that are drawn: their tokens are among few, and no margin forces any."""
 _SHORT = 32
 """Output tokens that show a parameter which changes an answer from its beginning."""
+_OF_JSON = 64
+"""Those of JSON, between whose parts models put blanks, and of the marks of a tool around it."""
 
 
 def temperature_of(feature: Feature | Parameter | None) -> float:
@@ -477,6 +493,7 @@ def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
         return (stop_at(feature, answered) or 0) + 1
     cut = answered // 2 + 1
     asked = {"ignore-eos": answered + 8, "stop-at-cap": cut, "stop-before-cap": cut + 1, "include-stop": None}
+    asked |= {"json": _OF_JSON, "tool": _OF_JSON}
     return asked.get(feature, None if feature not in CHANGING else _SHORT)
 
 
@@ -487,19 +504,23 @@ class Parameters(_Scenario):
     kind: Literal["parameters"]
     prompts: tuple[str, ...] = Field(min_length=1)
     parameters: tuple[Parameter, ...] = Field(
-        default=tuple(p for p in get_args(Parameter) if p not in SAMPLED), min_length=1
+        default=tuple(p for p in get_args(Parameter) if p not in SAMPLED | OF_TEXT), min_length=1
     )
     by_router: bool = False
     """Whether they are sent through routers, too."""
+
+    @property
+    def by_plain_alone(self) -> bool:
+        return True
 
     @property
     def routed(self) -> bool:
         return self.by_router
 
 
-Api = Literal["completion", "completion-stream", "chat", "chat-stream"]
-"""How an answer is asked for: at the endpoint that takes token ids, or at the one that takes messages, which the server
-renders; whole, or in pieces."""
+Api = Literal["completion", "text", "completion-stream", "chat", "chat-stream"]
+"""How an answer is asked for: at the endpoint that takes token ids, or the text that has them; or at the one that takes
+messages, which the server renders; whole, or in pieces."""
 
 
 def is_chat(api: Api) -> bool:
@@ -551,6 +572,26 @@ class Abandon(Strict):
         return self.after_s == 0
 
 
+_WHOLE_AND_BY_IDS = frozenset({"prompt-logprobs", "echo", "siblings"})
+"""Parameters whose answers are only read from whole completions."""
+_BY_CHAT_OTHERWISE = _WHOLE_AND_BY_IDS | {"logprobs-0", "logprobs-1", "logprobs-20"}
+"""Parameters that the chat endpoint does not have, or calls otherwise."""
+
+_BY_CHAT_ALONE = frozenset({"tool"})
+
+
+def api_of(feature: Feature | Parameter | None) -> Api:
+    """Return how a request with a parameter is asked for, if nothing else is said."""
+    return "chat" if feature in _BY_CHAT_ALONE else "completion"
+
+
+def askable(feature: Feature | Parameter, api: Api) -> bool:
+    """Return whether a request with a parameter can be asked for in a way."""
+    if is_chat(api):
+        return feature not in _BY_CHAT_OTHERWISE
+    return feature not in _BY_CHAT_ALONE and (api == "completion" or feature not in _WHOLE_AND_BY_IDS)
+
+
 class TraceRequest(Strict):
     """One request of a trace."""
 
@@ -566,12 +607,36 @@ class TraceRequest(Strict):
     feature: Feature | Parameter | None = None
     """A parameter with which it is sent, as in the kinds ``features`` and ``parameters``; its own number of tokens
     counts."""
+    api: Api = "completion"
+    """How its answer is asked for."""
+    parameters_of: tuple[int, int] | None = None
+    """Stage and number of an earlier hand-off with whose parameters D is asked, once more: a router's mistake."""
+    lost: str = ""
+    """Name of the parameter that gets lost of them."""
+    p_tokens: int = Field(default=1, ge=1, le=16)
+    """Output tokens that P is asked for; more than one are a router's mistake."""
 
     @model_validator(mode="after")
     def _asked_through_the_cell(self) -> Self:
         if self.feature is not None and (self.abandon is not None or self.max_tokens is not None):
             raise ValueError("expected feature without abandon and max_tokens, which both say how an answer ends")
+        if self.feature is not None and not askable(self.feature, self.api):
+            raise ValueError(f"expected {self.feature} of a whole completion by ids, found api: {self.api}")
+        if self.api != "completion" and self.abandon is not None:
+            raise ValueError("expected api without abandon, which streams by itself")
+        if self.lost and self.parameters_of is None:
+            raise ValueError("expected lost with parameters_of, which says whose parameters are incomplete")
+        if self.mistaken and (self.feature or self.abandon or self.to != "cell" or self.api != "completion"):
+            raise ValueError(
+                "expected a mistaken hand-off (parameters_of, p_tokens) through the cell without feature, abandon and "
+                "api, since only its tokens are judged"
+            )
         return self
+
+    @property
+    def mistaken(self) -> bool:
+        """Whether its hand-off is what a router should not do."""
+        return self.parameters_of is not None or self.p_tokens > 1
 
 
 class Trace(_Scenario):
@@ -579,9 +644,9 @@ class Trace(_Scenario):
 
     kind: Literal["trace"]
     stages: tuple[tuple[TraceRequest, ...], ...] = Field(min_length=1)
-    proves: tuple[Literal["abandoned", "preempted", "cached"], ...] = ()
+    proves: tuple[Literal["abandoned", "preempted", "cached", "changed"], ...] = ()
     """What the engines' counters must show: a request that was given up after tokens were generated for it, a
-    preemption, or a prefix hit."""
+    preemption, or a prefix hit; and whether each parameter that has to must change the plain engine's answer."""
     held: bool = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
     it begins them in the order of their delays."""
@@ -595,13 +660,19 @@ class Trace(_Scenario):
         return max(self.max_tokens or 0, *(r.max_tokens or 0 for r in self.requests))
 
     @property
+    def by_plain_alone(self) -> bool:
+        return any(r.feature in CHANGING for r in self.requests)
+
+    @property
     def crowded(self) -> bool:
         """Whether requests are under way together, so that a prompt may be prefilled in other chunks than alone."""
         return any(len(stage) > 1 for stage in self.stages)
 
     @property
     def topologies(self) -> tuple[Topology, ...]:
-        pairs_only = any(r.to == "prefill" or (r.abandon is not None and r.abandon.unasked) for r in self.requests)
+        pairs_only = any(
+            r.to == "prefill" or r.mistaken or (r.abandon is not None and r.abandon.unasked) for r in self.requests
+        )
         return ("pd",) if pairs_only else BOTH
 
     @property

@@ -228,7 +228,7 @@ class Player:
 
     def _payload(self, send: Send) -> list[int] | str | Messages:
         if not is_chat(send.api):
-            return payload(send.prompt, send.form)
+            return payload(send.prompt, "text" if send.api == "text" else send.form)
         messages = messages_of(self._session.profile, send.prompt)
         if messages is None:
             raise HandoffError(f"expected messages that the chat template renders to {send.prompt.id}, found none")
@@ -373,7 +373,7 @@ class Player:
             future.result()
         if any(answer.ended for answer in answers):
             return answers, {}, released
-        if any(send.abandon is not None for send in stage.sends):
+        if any(s.abandon is not None for s in stage.sends) or any(g.ended_by_text for a in answers for g in a.legs):
             session.settle()
         return answers, counters.grown(leg for a in answers for leg in a.legs), released
 
@@ -396,9 +396,13 @@ class Player:
             answer.asked = clock.now()
             gate.arrived(send.part)
 
-        ask = self._ask(send, salts, counted=False)._replace(turn=gate.turn)
-        answer.fields = ask.fields
         try:
+            try:
+                ask = self._ask(send, salts, counted=False)._replace(turn=gate.turn)
+            except HandoffError as failure:
+                answer.error = str(failure)
+                return
+            answer.fields = ask.fields
             if send.route == "reference" and ask.former is None:
                 answer.error = _NO_REFERENCE
                 return

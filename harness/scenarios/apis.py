@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.history.records import Observation
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Api, Apis, is_chat, is_streamed
-from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
+from harness.scenarios.possible import unsaid
 from harness.scenarios.proving import computed_before
 
 WHOLE: Api = "completion"
@@ -31,15 +31,7 @@ class ApisKind(Kind[Apis]):
                 f"prefilled in other chunks when some of it is cached, found {prompts[chunked[0]].tokens} tokens of "
                 f"{chunked[0]}; name a shorter one"
             )
-        if not any(map(is_chat, config.asked)) or not profile.tokenizer_folder.is_dir():
-            return None
-        lost = [p for p in config.prompts if not prompts[p].planned and messages_of(profile, prompts[p]) is None]
-        if not lost:
-            return None
-        return (
-            f"expected messages that the chat template of {profile.tokenizer_folder} renders to {lost[0]} on any day, "
-            "found none; name a prompt of a few turns, or leave chat out of `asked`"
-        )
+        return unsaid(config.prompts, profile, prompts) if any(map(is_chat, config.asked)) else None
 
     def gaps(self, config: Apis, seen: Occurrence) -> Iterator[Gap]:
         """Prove that streams had several pieces, one of them with several tokens where drafts were accepted, and that

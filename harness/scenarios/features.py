@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import SentTo
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Feature, Features, Parameter, temperature_of, tokens_asked
+from harness.profiles.scenarios import Feature, Features, Parameter, api_of, temperature_of, tokens_asked
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import answered_briefly
@@ -55,4 +55,5 @@ def send_with(feature: Feature | Parameter, prompt: Prompt, limit: int | None, p
         max_tokens=asked or limit,
         temperature=temperature_of(feature),
         feature=feature,
+        api=api_of(feature),
     )

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import Observation
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters
+from harness.profiles.scenarios import OF_TEXT, SAMPLED, WITHOUT, Parameter, Parameters, api_of, is_chat
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Stage
 from harness.scenarios.features import send_with
-from harness.scenarios.possible import answered_briefly
+from harness.scenarios.possible import answered_briefly, unsaid
 
 LONG_ENOUGH = 12
 """Known tokens of a prompt whose answer is stopped, and changed, in its midst."""
@@ -44,7 +44,10 @@ class ParametersKind(Kind[Parameters]):
         ]
 
     def impossible(self, config: Parameters, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        if (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
+        known = not OF_TEXT.issuperset(config.parameters)
+        if known and (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
+            return problem
+        if any(is_chat(api_of(p)) for p in config.parameters) and (problem := unsaid(config.prompts, profile, prompts)):
             return problem
         for parameter, other in WITHOUT.items():
             if parameter in config.parameters and other not in config.parameters:
@@ -60,8 +63,9 @@ class ParametersKind(Kind[Parameters]):
             yield from gaps_of(seen, o)
 
 
-def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
-    """Yield what is missing of the proof that a parameter said what the answer to a request is."""
+def gaps_of(seen: Occurrence, o: Observation, must_change: bool = True) -> Iterator[Gap]:
+    """Yield what is missing of the proof that a parameter said what the answer to a request is; ``must_change`` asks
+    for one of the plain engine that is another than without it."""
     cell, leg = seen.cell, o.final
     if leg is None or o.feature is None or not o.answered_otherwise:
         return
@@ -78,7 +82,7 @@ def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
                 "none: nothing was compared",
             )
         return
-    if o.feature not in _CHANGES:
+    if not must_change or o.feature not in _CHANGES:
         return
     without = _without(o, plain) if o.feature in WITHOUT else o.known_answer
     if without is None:

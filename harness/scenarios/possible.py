@@ -8,6 +8,7 @@ from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Pair
 from harness.prompts.lengths import blocks
+from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
 
 
@@ -31,6 +32,19 @@ def answered_briefly(names: Sequence[str], prompts: Mapping[str, Prompt], least:
     return (
         f"expected prompts with a known answer of at least {least} tokens, found "
         f"{len(prompts[short[0]].expected or ())} of {short[0]}; name a copy prompt that is longer"
+    )
+
+
+def unsaid(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+    """Return why the chat endpoint cannot be asked some prompts: no messages are rendered to them."""
+    if not profile.tokenizer_folder.is_dir():
+        return None
+    lost = [p for p in names if not prompts[p].planned and messages_of(profile, prompts[p]) is None]
+    if not lost:
+        return None
+    return (
+        f"expected messages that the chat template of {profile.tokenizer_folder} renders to {lost[0]} on any day, "
+        "found none; name a prompt of a few turns, or leave chat out"
     )
 
 

@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.history.records import Observation
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Trace, TraceRequest
+from harness.profiles.scenarios import OF_TEXT, Abandon, Trace, TraceRequest, api_of, is_chat
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.features import send_with
+from harness.scenarios.hand_off_mistakes import LOST
 from harness.scenarios.parameters import LONG_ENOUGH, gaps_of
-from harness.scenarios.possible import demand, pool_of
+from harness.scenarios.possible import demand, pool_of, unsaid
 from harness.scenarios.proving import stage_counters
+
+_PATIENCE_S = 10.0
+"""Seconds within which D has to answer a request whose hand-off is mistaken, or to refuse it."""
 
 
 class TraceKind(Kind[Trace]):
@@ -21,7 +25,7 @@ class TraceKind(Kind[Trace]):
         return [
             [
                 Stage(
-                    tuple(_of_trace(r, f"r{i}-{j}", prompts, config.max_tokens) for j, r in enumerate(stage)),
+                    tuple(_of_trace(config, (i, j), r, prompts) for j, r in enumerate(stage)),
                     hold="first" if config.held else None,
                 )
                 for i, stage in enumerate(config.stages)
@@ -35,9 +39,14 @@ class TraceKind(Kind[Trace]):
             wanted = demand([request.prompt], profile, prompts, request.max_tokens or config.max_tokens)
             if pool is not None and wanted > pool - 1:
                 return pool_of(f"at least {wanted + 1} blocks, which {request.prompt} and its answer need", pool)
+        if problem := _unanswered_reference(config, profile):
+            return problem
+        chats = [r.prompt for r in config.requests if is_chat(r.api) or is_chat(api_of(r.feature))]
+        if problem := unsaid(chats, profile, prompts):
+            return problem
         for request in config.requests:
             known = len(prompts[request.prompt].expected or ())
-            if request.feature is not None and known < LONG_ENOUGH:
+            if request.feature is not None and request.feature not in OF_TEXT and known < LONG_ENOUGH:
                 return (
                     f"expected a known answer of at least {LONG_ENOUGH} tokens to {request.prompt}, which is asked "
                     f"with {request.feature}, found {known}; name a copy prompt that is longer"
@@ -58,26 +67,77 @@ class TraceKind(Kind[Trace]):
         if "preempted" in config.proves and not _grown(observations, "preemptions"):
             yield Gap(first, "expected at least one preemption, found none: the requests did not outgrow the KV pool")
         for o in observations:
-            yield from gaps_of(seen, o)
+            yield from gaps_of(seen, o, must_change="changed" in config.proves)
         if "cached" in config.proves and not _grown(observations, "prefix_hits"):
             yield Gap(first, "expected a hit in a prefix cache, found none")
 
 
-def _of_trace(request: TraceRequest, part: str, prompts: Mapping[str, Prompt], limit: int | None) -> Send:
+def _unanswered_reference(config: Trace, profile: Profile) -> str | None:
+    """Return why there are no parameters of a hand-off to ask D with again, or None."""
+    if not any(r.mistaken for r in config.requests):
+        return None
+    if not profile.engine.by_nixl or profile.engine.pushes:
+        return (
+            "expected NIXL's connector and engine.kv_transfer: pull, whose hand-offs D reads with P's parameters, "
+            "found others; leave parameters_of and p_tokens out"
+        )
+    for number, stage in enumerate(config.stages):
+        for at in (r.parameters_of for r in stage if r.parameters_of is not None):
+            earlier = config.stages[at[0]] if 0 <= at[0] < number else ()
+            named = earlier[at[1]] if 0 <= at[1] < len(earlier) else None
+            if named is None or named.to != "cell" or named.mistaken:
+                return (
+                    f"expected an ordinary hand-off of an earlier stage behind parameters_of {list(at)}, found none "
+                    "there; it is the number of its stage and its own in that, both from 0"
+                )
+    return None
+
+
+def _of_trace(config: Trace, place: tuple[int, int], request: TraceRequest, prompts: Mapping[str, Prompt]) -> Send:
+    part = part_of(place)
+    prompt, group = prompts[request.prompt], f"cache {request.cache}" if request.cache else part
     if request.feature is not None:
-        group = f"cache {request.cache}" if request.cache else part
-        asked = send_with(request.feature, prompts[request.prompt], limit, part, group)
+        asked = send_with(request.feature, prompt, config.max_tokens, part, group)
         route = asked.route if request.to == "cell" else request.to
-        return asked._replace(route=route, after_s=request.delay_s)
-    return Send(
-        prompts[request.prompt],
+        api = request.api if request.api != "completion" else asked.api
+        return asked._replace(route=route, after_s=request.delay_s, api=api)
+    send = Send(
+        prompt,
         part,
-        f"cache {request.cache}" if request.cache else part,
+        group,
         request.to,
-        max_tokens=request.max_tokens or limit,
+        max_tokens=request.max_tokens or config.max_tokens,
         after_s=request.delay_s,
         abandon=request.abandon,
+        api=request.api,
     )
+    if not request.mistaken:
+        return send
+    # An engine that waits for KV which it never asks for waits for ever.
+    send = send._replace(mistake=_mistake(config, place, request), abandon=Abandon(leg="decode", after_s=_PATIENCE_S))
+    if request.parameters_of is None:
+        return send._replace(p_tokens=request.p_tokens)
+    return send._replace(route="reference", reference=part_of(request.parameters_of), lost=request.lost)
+
+
+def part_of(place: tuple[int, int]) -> str:
+    """Return the part of the request with a number in a stage."""
+    return f"r{place[0]}-{place[1]}"
+
+
+def _mistake(config: Trace, place: tuple[int, int], request: TraceRequest) -> str:
+    """Return what is done to a hand-off: where P was asked for others since, it may have used its blocks for them."""
+    if request.parameters_of is None:
+        return "more-tokens"
+    if request.lost:
+        return f"{LOST}{request.lost}"
+    stage, number = request.parameters_of
+    asked = [((i, j), r) for i, some in enumerate(config.stages[: place[0] + 1]) for j, r in enumerate(some)]
+    to_p = [r for at, r in asked if at > (stage, number) and r.to != "local" and r.parameters_of is None]
+    if to_p:
+        return "used-late"
+    beside = sum(r.parameters_of == request.parameters_of for r in config.stages[place[0]])
+    return "shared" if beside > 1 else "used-twice"
 
 
 def _generated_and_given_up(cell: RecordedCell, o: Observation) -> bool:

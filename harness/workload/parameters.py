@@ -11,6 +11,18 @@ _SEED = 11
 _FIRST = 6
 """Tokens of the known answer among which an answer has to stay: it copies them, then has to begin anew, so that their
 drafts are accepted and they are said again."""
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["question", "task", "other"]},
+        "clear": {"type": "boolean"},
+    },
+    "required": ["kind", "clear"],
+    "additionalProperties": False,
+}
+"""Of a question: an answer to it ends within the tokens that are asked for."""
+CHOICE = ("It is a question.", "It is a task.", "It is neither of these.")
+DATE = "(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9]"
 _CHOICES = 6
 """Texts of which a regular expression has one for each token."""
 
@@ -61,6 +73,16 @@ def parameter_fields(
             return drawn
         case "siblings":
             return {**drawn, "n": 3}
+        case "json":
+            return {"structured_outputs": {"json": SCHEMA}}
+        case "choice":
+            return {"structured_outputs": {"choice": list(CHOICE)}}
+        case "date":
+            return {"structured_outputs": {"regex": DATE}}
+        case "tool":
+            function = {"name": "answer", "parameters": SCHEMA, "strict": True}
+            chosen = {"type": "function", "function": {"name": "answer"}}
+            return {"tools": [{"type": "function", "function": function}], "tool_choice": chosen}
         case _:
             assert_never(parameter)
 

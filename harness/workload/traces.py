@@ -1,17 +1,40 @@
-"""Random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up, by a seed."""
+"""Random traces: requests that share prefixes, overlap, outgrow the KV pool and are given up, by a seed.
+
+They have parameters, are asked at both endpoints, whole and in pieces, and a router mistakes some of their hand-offs.
+What a request is asked with is drawn by random numbers of its own, so that a seed has kept its prompts, stages and
+caches since traces had nothing else.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from harness.history.token_ids import common_prefix
+from harness.profiles.kv_layout import recurrent, target_config
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Abandon, Trace, TraceRequest
+from harness.profiles.scenarios import (
+    GRAMMARS,
+    OF_TEXT,
+    SAMPLED,
+    Abandon,
+    Api,
+    Feature,
+    Parameter,
+    Trace,
+    TraceRequest,
+    askable,
+    is_chat,
+    temperature_of,
+    tokens_asked,
+)
 from harness.prompts.lengths import blocks
+from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
+from harness.scenarios.parameters import LONG_ENOUGH
+from harness.workload.parameters import parameter_fields
 
 _STAGES = (2, 4)
 _SHARED = 0.7
@@ -35,10 +58,44 @@ for none of them."""
 _CROWD = 1.5
 """Most KV blocks that the requests of a stage need together, as a multiple of the pool."""
 
+_WITH_PARAMETER = 0.6
+"""Share of the requests with a parameter, of those that may have one."""
+_OTHERWISE = 0.5
+"""Share of the requests that are asked otherwise than for a whole completion by ids."""
+_MISTAKEN = 0.15
+"""Share of the traces that have mistaken hand-offs, and so run in pairs alone."""
+_FEATURES: tuple[Feature | Parameter, ...] = (
+    *get_args(Feature),
+    *(p for p in get_args(Parameter) if p not in SAMPLED | OF_TEXT),
+    *("seed", "top-p", "min-p", "siblings"),
+)
+"""What is drawn from; ``seed-again`` follows each ``seed``."""
+_HARMLESS = ("do_remote_decode", "remote_num_tokens", "remote_blocks_expiry_time", "tp_size")
+_SOURCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
+_LOST_SOURCE = 0.2
+"""Share of the parameters that get lost without which D does not know where to read. It is started again then."""
+_P_TOKENS = 3
+_SIBLINGS = parameter_fields("siblings", (0, 0), lambda _: "")["n"]
+
+
+class _Surface(NamedTuple):
+    """What requests of a profile may be asked with."""
+
+    draw: random.Random
+    profile: Profile
+    prompts: dict[str, Prompt]
+    filtered: bool
+    """Whether grammars are drawn, which leave fewer drafts: with recurrent state that ends a CPU engine."""
+    sampled: bool
+    """Whether seeds are drawn, which end a CPU engine where a prompt is computed in parts: all of a recurrent model."""
+    said: dict[str, bool]
+    """Whether there are messages that are rendered to a prompt, by its id."""
+
 
 def random_traces(profile: Profile, prompts: Sequence[Prompt], seed: int) -> Iterator[Trace]:
     """Yield traces without end. The same profile, prompts and seed give the same ones."""
     draw = random.Random(seed)
+    surface = _surface(profile, prompts, seed)
     size = profile.engine.block_size
     for number in count():
         base = draw.choice(prompts)
@@ -46,7 +103,14 @@ def random_traces(profile: Profile, prompts: Sequence[Prompt], seed: int) -> Ite
         stages = tuple(_stage(draw, profile, prompts, relatives) for _ in range(draw.randint(*_STAGES)))
         # At least one request that is answered to its end, by engines that the others have left as they are.
         last = (TraceRequest(prompt=base.id, cache="a"),)
-        yield Trace(id=f"trace-{seed}-{number}", kind="trace", stages=(*stages, last))
+        asked = _asked(surface, stages)
+        yield Trace(id=f"trace-{seed}-{number}", kind="trace", stages=(*asked, last))
+
+
+def _surface(profile: Profile, prompts: Sequence[Prompt], seed: int) -> _Surface:
+    plain = profile.engine.device != "cpu" or not recurrent(target_config(profile))
+    known = {p.id: p for p in prompts}
+    return _Surface(random.Random(f"surface {seed}"), profile, known, filtered=plain, sampled=plain, said={})
 
 
 def _stage(
@@ -84,3 +148,87 @@ def _abandon(draw: random.Random, prompt: Prompt) -> Abandon:
     if draw.random() < _IN_PREFILL:
         return Abandon(leg="prefill", after_s=round(draw.uniform(0.005, 0.05), 3))
     return Abandon(after_s=round(draw.uniform(0.01, 0.3), 3))
+
+
+def _asked(surface: _Surface, stages: Sequence[tuple[TraceRequest, ...]]) -> tuple[tuple[TraceRequest, ...], ...]:
+    """Return the same requests, some with a parameter, some asked otherwise, and in some traces with mistaken hand-offs
+    among them."""
+    if surface.draw.random() < _MISTAKEN and surface.profile.engine.by_nixl and not surface.profile.engine.pushes:
+        # Only pairs are asked these, so that no plain engine would say what parameters change.
+        return _with_mistakes(surface, stages)
+    found = []
+    for stage in stages:
+        some = tuple(_surfaced(surface, r, alone=len(stage) == 1) for r in stage)
+        seeded = tuple(r.model_copy(update={"feature": "seed-again"}) for r in some if r.feature == "seed")
+        found += [some, seeded] if seeded else [some]
+    return tuple(found)
+
+
+def _surfaced(surface: _Surface, request: TraceRequest, alone: bool) -> TraceRequest:
+    if request.abandon is not None:
+        return request
+    draw = surface.draw
+    feature: Feature | Parameter | None = None
+    if request.max_tokens is None and draw.random() < _WITH_PARAMETER:
+        drawn = draw.choice(_FEATURES)
+        feature = drawn if _fits(surface, request, drawn, alone) else None
+    api: Api = "completion"
+    if draw.random() < _OTHERWISE:
+        api = draw.choice(get_args(Api))
+        possible = (feature is None or askable(feature, api)) and (not is_chat(api) or _said(surface, request.prompt))
+        api = api if possible else "completion"
+    return request.model_copy(update={"feature": feature, "api": api})
+
+
+def _fits(surface: _Surface, request: TraceRequest, feature: Feature | Parameter, alone: bool) -> bool:
+    """Return whether a request can be sent with a parameter, so that its answer can be judged, and no other's is
+    spoilt."""
+    prompt, engine = surface.prompts[request.prompt], surface.profile.engine
+    known = len(prompt.expected or ())
+    if known < LONG_ENOUGH or (feature in GRAMMARS and not surface.filtered):
+        return False
+    # Each of several answers has a prompt of its own in the step.
+    in_step = prompt.tokens * (_SIBLINGS if feature == "siblings" else 1)
+    whole = engine.max_num_batched_tokens is None or in_step <= engine.max_num_batched_tokens
+    if temperature_of(feature) and not (surface.sampled and alone and whole):
+        return False
+    asked = tokens_asked(feature, known) or known
+    room = engine.max_model_len - prompt.tokens - (0 if alone else _AWAY)
+    return asked <= min(room, surface.profile.workload.max_tokens)
+
+
+def _said(surface: _Surface, prompt: str) -> bool:
+    """Return whether a chat endpoint can be asked a prompt."""
+    if prompt not in surface.said:
+        folder = surface.profile.tokenizer_folder
+        surface.said[prompt] = folder.is_dir() and messages_of(surface.profile, surface.prompts[prompt]) is not None
+    return surface.said[prompt]
+
+
+def _with_mistakes(
+    surface: _Surface, stages: Sequence[tuple[TraceRequest, ...]]
+) -> tuple[tuple[TraceRequest, ...], ...]:
+    """Return the stages with one or two mistakes behind them, each a stage of its own."""
+    draw = surface.draw
+    found = list(stages)
+    for _ in range(draw.randint(1, 2)):
+        sent = [
+            ((i, j), r)
+            for i, stage in enumerate(found)
+            for j, r in enumerate(stage)
+            if r.to == "cell" and r.abandon is None and not r.mistaken
+        ]
+        if not sent or draw.random() < 0.25:
+            prompt = draw.choice(list(surface.prompts))
+            found.append((TraceRequest(prompt=prompt, p_tokens=_P_TOKENS),))
+            continue
+        # Mostly the last one, whose blocks P has not used for others yet.
+        place, request = sent[-1] if draw.random() < 0.7 else draw.choice(sent)
+        again = TraceRequest(prompt=request.prompt, parameters_of=place, max_tokens=request.max_tokens)
+        way = draw.choice(("again", "again", "together", "lost"))
+        if way == "lost":
+            lost = draw.choice(_SOURCE if draw.random() < _LOST_SOURCE else _HARMLESS)
+            found.append((again.model_copy(update={"lost": lost}),))
+        else:
+            found.append((again,) * (2 if way == "together" else 1))
+    return tuple(found)

@@ -18,6 +18,7 @@ from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import LogprobDifference, StepsDifference, TokenDifference
 from harness.judging.findings import Diagnosis, Finding
 from harness.judging.power import lookups_now
+from harness.profiles.known_defects import load_known
 from harness.prompts.lengths import spills
 from harness.reports.judge_run import assess
 from harness.reports.markdown import plain_cell
@@ -159,6 +160,15 @@ _RECORDED = (
 )
 
 
+def _reported(case: Case, finding: Finding) -> str:
+    """Return where an expected failure is reported, or that nobody has."""
+    known = load_known(case.profile.known_defects)
+    named = {entry.defect.id: entry.defect.reported for entry in known.entries} if known is not None else {}
+    if named.get(finding.known or "", True):
+        return f"already reported: {finding.link}"
+    return f"known ({finding.known}), and reported by nobody yet; the nearest thread: {finding.link}"
+
+
 def issue_text(
     case: Case, environment: EngineEnvironment, file: Path, seen: DefectSeen, machine: Mapping[str, Any]
 ) -> str:
@@ -167,7 +177,7 @@ def issue_text(
     variables, commands = server_commands(case, environment, file)
     draft = f"{method.kind}, {method.draft_tokens} draft tokens" if method.draft_tokens else "no speculation"
     gpus = plain_cell(", ".join(map(str, machine.get("gpus") or [])))
-    lines = [f"already reported: {finding.link}", ""] if finding is not None and finding.known and finding.link else []
+    lines = [_reported(case, finding), ""] if finding is not None and finding.known and finding.link else []
     lines += [f"# {plain_cell(case.title)}", "", "## What happens", "", *_happens(case, seen), ""]
     lines += [_COPIES if case.copies else _RECORDED, "", "## To reproduce", ""]
     beside = "the models in the folders below" if case.in_place else f"`{archive_of(file).name}` beside it"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from harness.commands.shrink.variant import Variant
 from harness.engines.request import Ask
@@ -15,8 +17,9 @@ from harness.history.token_ids import compare
 from harness.profiles.cells import Cell
 from harness.runner.kv_scrub import Scrubber
 from harness.runner.play import Player
+from harness.scenarios.parameters import LONG_ENOUGH
 
-Symptom = Literal["input", "tokens", "acceptance"]
+Symptom = Literal["input", "tokens", "end", "text", "acceptance"]
 
 
 class Seen(NamedTuple):
@@ -32,16 +35,23 @@ class Reference:
 
     def __init__(self, session: EngineGroupSession) -> None:
         self._session = session
-        self._known: dict[tuple[tuple[int, ...], int], Leg] = {}
+        self._known: dict[tuple[tuple[int, ...], int, str], Leg] = {}
         self.requests = 0
 
-    def answer(self, ids: tuple[int, ...], max_tokens: int) -> Leg:
-        """Return the right answer. Raises HandoffError when there is none."""
-        key = (ids, max_tokens)
+    def answer(
+        self,
+        ids: tuple[int, ...],
+        max_tokens: int,
+        fields: Mapping[str, Any] = MappingProxyType({}),
+        temperature: float = 0.0,
+    ) -> Leg:
+        """Return the right answer to a request with these fields. Raises HandoffError when there is none."""
+        key = (ids, max_tokens, json.dumps([dict(fields), temperature], sort_keys=True))
         if key not in self._known:
             legs: list[Leg] = []
             self.requests += 1
-            error = self._session.ask(Ask(False, list(ids), max_tokens=max_tokens), legs)
+            ask = Ask(False, list(ids), max_tokens=max_tokens, fields=fields, temperature=temperature)
+            error = self._session.ask(ask, legs)
             if error is not None or not legs:
                 raise HandoffError(error or "expected an answer from the reference, found none")
             self._known[key] = legs[0]
@@ -81,6 +91,7 @@ class Oracle:
         or its reference failed, and EngineDiedError when an engine died.
         """
         observations = []
+        variant = self._with_known_answer(variant)
         if scrub:
             self._scrubber.scrub()
         for observation in self._player.play(variant.script, self._played):
@@ -91,9 +102,26 @@ class Oracle:
         leg = subject.final
         if subject.error is not None or leg is None or leg.output_ids is None:
             raise HandoffError(subject.error or "expected an answer with token ids, found none")
-        right = self.reference.answer(subject.sent_ids, variant.subject.max_tokens or self._default)
+        most = variant.subject.max_tokens or self._default
+        right = self.reference.answer(subject.sent_ids, most, subject.fields, subject.temperature)
         symptom, position = symptom_of(subject, leg, right, self._near)
         return Seen(symptom, position, leg, right)
+
+    def _with_known_answer(self, variant: Variant) -> Variant:
+        """Return the variant with the right answers of those of its prompts that were cut, which the parameters of
+        requests are made of. Raises HandoffError where one is too short for them."""
+        cut = {
+            s.prompt.id: s.prompt for s in variant.script.sends if s.feature is not None and s.prompt.expected is None
+        }
+        for prompt in cut.values():
+            answer = self.reference.answer(prompt.ids, self._default).output_ids or ()
+            if len(answer) < LONG_ENOUGH:
+                raise HandoffError(
+                    f"expected an answer of at least {LONG_ENOUGH} tokens, which a parameter changes in its midst, "
+                    f"found {len(answer)}"
+                )
+            variant = variant.with_answer(prompt.id, answer)
+        return variant
 
 
 def symptom_of(subject: Observation, leg: Leg, right: Leg, near_tie_nats: float) -> tuple[Symptom | None, int | None]:
@@ -103,6 +131,10 @@ def symptom_of(subject: Observation, leg: Leg, right: Leg, near_tie_nats: float)
     at = compare(leg.output_ids or (), right.output_ids or (), right.top_gaps, near_tie_nats, right.runner_ups)
     if at is not None:
         return (None, None) if at.near_tie else ("tokens", at.position)
+    if (leg.finish_reason, leg.stop_reason) != (right.finish_reason, right.stop_reason):
+        return "end", max(0, len(leg.output_ids or ()) - 1)
+    if leg.text != right.text and leg.reasoning is None:
+        return "text", 0
     ours, theirs = real_steps(leg), real_steps(right)
     if ours is None or theirs is None or same_steps(leg, ours, theirs.accepted):
         return None, None

@@ -34,6 +34,8 @@ from harness.workload.prepare import Prepared
 NAMES: dict[Symptom, str] = {
     "input": "the engine sees other prompt tokens",
     "tokens": "wrong tokens",
+    "end": "right tokens, which end for another reason",
+    "text": "right tokens, another text",
     "acceptance": "right tokens, different accepted drafts",
 }
 _FRESH = 12
@@ -239,13 +241,15 @@ class _Shrinker:
         alone = self._result.cell.topology == "single" and variant.scenario == COLD
         known = variant.subject.prompt.expected
         limit = variant.subject.max_tokens or self._prepared.profile.workload.max_tokens
-        if not alone:
+        by_plain = variant.subject.feature is not None and not (self._result.target.check or "").startswith("accept")
+        if not alone and not (by_plain and self._result.cell.method.draft_tokens):
             said = own.answer(variant.subject.prompt.ids, limit).output_ids
             self._result.requests += own.requests
             if known is None or said == known[:limit]:
                 return own
         plain = next((m for m in self._prepared.profile.methods if m.kind == "none"), NoSpeculation(kind="none"))
-        self._reporter.line("the engine is wrong on its own, too; starting a plain engine as the reference")
+        why = "the parameter says what is right" if by_plain else "the engine is wrong on its own, too"
+        self._reporter.line(f"{why}; starting a plain engine as the reference")
         group = EngineGroup("single", plain, (Cell("single", plain),))
         return Reference(stack.enter_context(self._started(group, (), "reference")))
 
@@ -376,7 +380,8 @@ class _Shrinker:
     def _fewer_drafts(self, group: EngineGroup) -> None:
         """Find the fewest draft tokens that show the symptom, at lengths within a lookahead of the smallest prompt."""
         result = self._result
-        if result.symptom is None:
+        if result.symptom is None or result.variant.subject.feature is not None:
+            # Of a parameter's answer the engine with fewer drafts is no reference.
             return
         for method in _smaller(result.cell.method, result.symptom)[: self._starts]:
             cell = result.cell._replace(method=method)

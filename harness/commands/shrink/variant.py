@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.history.records import COLD
 from harness.history.token_ids import common_prefix
+from harness.profiles.scenarios import Api, tokens_asked
 from harness.prompts.model import Prompt
 from harness.scenarios.base import Script, Send, Stage
 
@@ -60,7 +61,21 @@ class Variant(NamedTuple):
         """Replace the judged prompt, wherever it is sent."""
         old = self.subject.prompt
         new = prompt_of(old, ids)
-        return self._changed(lambda s: s._replace(prompt=new) if s.prompt.id == old.id else s)
+        return self._changed(lambda s: _by_ids(s._replace(prompt=new)) if s.prompt.id == old.id else s)
+
+    def with_answer(self, prompt_id: str, answer: tuple[int, ...]) -> Variant:
+        """Return the same with the right answer to a prompt, which parameters and their numbers of tokens follow."""
+        old = self.subject
+
+        def known(send: Send) -> Send:
+            if send.prompt.id != prompt_id:
+                return send
+            prompt = send.prompt.model_copy(update={"expected": answer})
+            asked = tokens_asked(send.feature, len(answer)) if send.feature is not None else None
+            limits = [n for n in (asked, send.max_tokens) if n is not None]
+            return send._replace(prompt=prompt, max_tokens=min(limits, default=None))
+
+        return self._changed(lambda s: known(s) if s.part != old.part or s.feature is not None else s)
 
     def asking(self, max_tokens: int) -> Variant:
         """Limit the output tokens of the judged request."""
@@ -69,6 +84,12 @@ class Variant(NamedTuple):
     def _changed(self, change: Callable[[Send], Send]) -> Variant:
         stages = tuple(stage._replace(sends=tuple(change(s) for s in stage.sends)) for stage in self.stages)
         return self._replace(stages=stages)
+
+
+def _by_ids(send: Send) -> Send:
+    """Return the request by ids, where its own text and messages are those of another prompt."""
+    apis: dict[Api, Api] = {"text": "completion", "chat": "completion", "chat-stream": "completion-stream"}
+    return send._replace(api=apis.get(send.api, send.api))
 
 
 def prompt_of(old: Prompt, ids: Sequence[int]) -> Prompt:

@@ -21,8 +21,10 @@ SAME, STREAMED, CACHED = "same-answer", "streamed", "cached-tokens"
 
 
 def asked_otherwise(cell: CellView) -> bool:
-    """Return whether the cell was asked in other ways than for whole completions."""
-    return any(o.api != WHOLE for o in cell.all_observations())
+    """Return whether the cell was asked in other ways than for a whole completion, of each prompt, too. Requests of
+    other kinds have no twins, and are compared with the plain engine's and the record."""
+    of_apis = cell.config is not None and cell.config.kind == "apis"
+    return of_apis and any(o.api != WHOLE for o in cell.all_observations())
 
 
 def same_answer(cell: CellView) -> CheckResult:
@@ -144,7 +146,8 @@ def _told(cell: CellView) -> Iterator[tuple[Observation, Leg, set[int]]]:
     """Yield the answers to requests that had the engines to themselves, with the numbers of cached tokens that they may
     say by the engines' counters."""
     for o in cell.all_observations():
-        if o.error is None and o.concurrent == 1:
+        # Of several answers to a request the usage tells one's number.
+        if o.error is None and o.concurrent == 1 and o.answers == 1:
             yield from ((o, leg, wanted) for leg in o.legs if (wanted := _cached(cell, o, leg)))
 
 

@@ -179,12 +179,11 @@ def _counted(
 def _behind_text(cell: CellView) -> set[tuple[str, int, int, int]]:
     """Return the stages that follow an answer which a stop string ended. The API server finds it, and the engine is
     told some steps later; it counts the drafts of these with the next request's."""
-    ordered = cell.history.in_order(cell.id)
-    return {
-        _stage(o)
-        for before, o in pairwise(ordered)
-        if _stage(o) != _stage(before) and any(leg.ended_by_text for leg in before.legs)
-    }
+    stages: dict[tuple[str, int, int, int], bool] = {}
+    for o in cell.history.in_order(cell.id):
+        by_text = any(leg.ended_by_text for leg in o.legs)
+        stages[_stage(o)] = stages.get(_stage(o), False) or by_text
+    return {stage for (_, by_text), (stage, _) in pairwise(stages.items()) if by_text}
 
 
 def _answered(members: Iterable[Observation], role: str, routed: bool) -> Iterator[tuple[Observation, Leg]]:
@@ -289,7 +288,9 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     }
     if any(leg.ended_by_text for _, leg in counted.answers):
         # Tokens behind the string that came with it, of this step and of one that was under way.
-        least, more = sum(made), 2 * (cell.record.draft_tokens + 1)
+        texts = sum(leg.ended_by_text for _, leg in counted.answers)
+        steps = 2 if len(counted.answers) == 1 else texts * _STEPS_BEHIND_TEXT
+        least, more = sum(made), steps * (cell.record.draft_tokens + 1)
         expected["generation_tokens"] = min(max(counted.grown.get("generation_tokens", 0), least), least + more)
     if handed:
         return expected

@@ -56,7 +56,7 @@ def has_reference(cell: CellView) -> bool:
     return watched(cell) and any(
         cell.kv_held.other_answer(o, other) is not None
         for o in cell.all_observations()
-        if _is_answered(o)
+        if _is_noted(o)
         for other in _references(cell).values()
     )
 

@@ -47,7 +47,7 @@ def has_reference(cell: CellView) -> bool:
     single = reference_of(cell)
     if cell.is_plain:
         return single is not None and not single.answers().keys().isdisjoint(
-            o.prompt_id for o in cell.observations().values() if not o.answered_otherwise
+            o.prompt_id for o in cell.answered().values() if not (o.answered_otherwise or o.drafts_filtered)
         )
     return single is not None and cell.asked_alike(single.id)
 

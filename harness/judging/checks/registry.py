@@ -77,7 +77,7 @@ _COMMON: tuple[Check, ...] = (
     Check(apis.STREAMED, apis.has_streams, apis.streamed),
     Check(apis.CACHED, apis.offers_cached_tokens, apis.cached_tokens),
 )
-_DRAFTS = Check("drafts-happened", lambda c: c.speculative, drafting.drafts_happened)
+_DRAFTS = Check("drafts-happened", lambda c: c.speculative and drafting.may_draft(c), drafting.drafts_happened)
 
 CHECKS: tuple[Check, ...] = (
     *_COMMON,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.history.acceptance import real_steps, request_counts
@@ -21,6 +23,7 @@ from harness.observed.at_once import crowd_proof
 from harness.observed.cell import Answer
 from harness.profiles.scenarios import REFUSED_BESIDE_DRAFTS, SAMPLED
 from harness.util.text import counted
+from harness.workload.parameters import CHOICE, DATE, SCHEMA
 
 ROUNDED = 1e-5
 """By how much log-probs and probabilities may exceed their limits: records have six decimals, engines 24 bits."""
@@ -239,6 +242,7 @@ def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator
     wanted = 1 if own_prefill else o.fields.get("n", 1)
     if len(answers) != wanted:
         yield f"expected {counted(wanted, 'answer')} to the request, found {len(answers)}"
+    yield from _not_admitted(o, leg)
     most = o.top_logprobs
     tables = leg.top_logprobs or ({},)
     if most is not None and most > _USUAL_TOPS and any(len(t) not in (most, most + 1) for t in tables):
@@ -246,6 +250,31 @@ def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator
 
 
 _USUAL_TOPS = 2
+
+
+def _not_admitted(o: Observation, leg: Leg) -> Iterator[str]:
+    """Yield that an answer that came to its end is not one that its grammar admits."""
+    if leg.own_text is None or leg.finish_reason != "stop":
+        return
+    # Of a tool that is called, the text is its arguments.
+    text = leg.text if o.feature == "tool" and leg.text is not None else leg.own_text
+    if o.feature in ("json", "tool") and not _fits_schema(text):
+        yield f"expected JSON of the schema that was asked for, found {text[:80]!r}"
+    if o.feature == "choice" and text not in CHOICE:
+        yield f"expected one of {counted(len(CHOICE), 'text')}, found {text[:80]!r}"
+    if o.feature == "date" and re.fullmatch(DATE, text) is None:
+        yield f"expected a text of the form {DATE}, found {text[:80]!r}"
+
+
+def _fits_schema(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    properties = SCHEMA["properties"]
+    if not isinstance(found, dict) or found.keys() != properties.keys():
+        return False
+    return found["kind"] in properties["kind"]["enum"] and type(found["clear"]) is bool
 
 
 def _impossible_logprobs(leg: Leg) -> Iterator[str]:

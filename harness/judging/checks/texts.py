@@ -88,8 +88,9 @@ def _problems(o: Observation, leg: Leg, twin: Leg | None) -> Iterator[str]:
         before, string, _ = own.partition(stop)
         own = before + string if o.fields.get("include_stop_str_in_output") else before
     wanted, found = own.rstrip(_NO_CHARACTER), text.rstrip(_NO_CHARACTER)
-    # A parser that tells reasoning apart takes its marks out.
-    if found != wanted and leg.reasoning is None and not _is_unclear(leg.own_text or ""):
+    # A parser that tells reasoning or a call apart takes its marks out.
+    parsed = leg.reasoning is not None or (o.feature == "tool" and found in wanted)
+    if found != wanted and not parsed and not _is_unclear(leg.own_text or ""):
         at = common_prefix(found, wanted)
         yield (
             f"expected the text of its tokens, found another one from character {at} on: "

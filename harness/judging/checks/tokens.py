@@ -85,7 +85,7 @@ def _read_its_own(cell: CellView, o: Observation, ours: Ids) -> bool:
     """Return whether a request with a parameter read no KV but its own, or after a hand-off is wrong as the single
     engine of its method is: then KV is not to blame."""
     config = cell.config
-    if config is None or config.kind != "parameters":
+    if config is None or not (config.kind == "parameters" or (config.kind == "trace" and o.answered_otherwise)):
         return False
     twin = _final(cell.history.of(cell.name.single, scenario=cell.scenario).get(o.key))
     return not cell.handed_off or (twin is not None and twin.output_ids == ours)

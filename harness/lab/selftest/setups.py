@@ -35,7 +35,7 @@ class Setup(NamedTuple):
         """Return what the plain engine is asked beside such requests."""
         if self.plain is None:
             return []
-        by_plain = {s.id for s in self.profile.scenarios if s.kind == BY_PLAIN}
+        by_plain = {s.id for s in self.profile.scenarios if s.by_plain_alone}
         played = {(s.scenario, s.instance): s for w in works for s in w.scripts if s.scenario in by_plain}
         return [CellWork(cell, (), tuple(played.values())) for cell in self.plain.cells] if played else []
 
@@ -50,10 +50,6 @@ class Setup(NamedTuple):
         shared = self.part or (self.controlled and len(self.trials) != 1 and first.engines is None)
         number = f"-{self.part}" if self.part else ""
         return f"{self.group.id}{number}" if shared else f"{self.group.id}-{first.mutant}"
-
-
-BY_PLAIN = "parameters"
-"""The kind of scenario whose answers the plain engine of the run alone knows."""
 
 
 def select_trials(
@@ -249,7 +245,7 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     none = next((m for m in profile.methods if m.kind == "none"), None)
     prefill = none if trials[0].mutant == "M10" else None
-    by_plain = {s.id for s in own.scenarios if s.kind == BY_PLAIN}
+    by_plain = {s.id for s in own.scenarios if s.by_plain_alone}
     beside = kind != "none" and any(v.scenario in by_plain for t in trials for v in t.views)
     plain = None
     if beside and none is not None:

@@ -25,6 +25,7 @@ from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.util.paths import REPOSITORY
 from harness.workload.scripts import scripts
+from tests.support.builders import finding
 from tests.support.engines import ENVIRONMENT
 from tests.support.exported import named, written
 
@@ -165,6 +166,20 @@ def test_prompt_without_a_right_answer_is_refused():
 )  # fmt: skip
 def test_title_says_what_a_user_sees(cell, law, title):
     assert headline(named(cell), DefectSeen(smallest=Smallest(law, (9,)))) == title
+
+
+@pytest.mark.parametrize(
+    ("known", "first"),
+    [
+        ("reference-used-late", "already reported: https://example.org/1"),
+        ("lost-source", "known (lost-source), and reported by nobody yet; the nearest thread: https://example.org/1"),
+        ("of-another-list", "already reported: https://example.org/1"),
+    ],
+)
+def test_an_issue_says_whether_its_defect_is_reported(tmp_path, known, first):
+    found = finding("pd-eagle3").model_copy(update={"known": known, "link": "https://example.org/1"})
+    text = issue_text(named("pd-eagle3"), ENVIRONMENT, tmp_path / "repro.py", DefectSeen(finding=found), {})
+    assert text.splitlines()[0] == first
 
 
 def test_issue_names_environment_command_and_tokens(tmp_path):

@@ -9,15 +9,19 @@ import pytest
 from scipy.stats import binomtest
 
 from harness.commands import repro
+from harness.commands.plain_beside import PlainAnswers, plain_work
 from harness.commands.repro import Attempt, Goal, Result, find, from_names, goal_of, measured, settled, target_of
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
+from harness.history.folder import load_history
 from harness.history.records import ATTACHED
 from harness.history.verdict import Verdict
 from harness.profiles.load import load_profile
 from harness.reports.next_steps import repro_line
+from harness.runner.run import prepared_recorder
 from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import interval_of
 from tests.support.builders import change_final, engine, garbled, history, judged, observation, with_cells, with_run
+from tests.support.engines import ENVIRONMENT
 
 
 @pytest.fixture
@@ -79,6 +83,31 @@ def test_shown_again_means_the_same_check_in_the_same_request(red):
     assert repro._again(judged(observation("pd-none", 96, error="no answer")), target) is None
     # The reference of another cell is not there when one cell is tried alone.
     assert repro._again(red, target._replace(check="tokens-reference")) is True
+
+
+def test_the_plain_engine_is_asked_what_it_alone_knows():
+    prepared, _, _ = from_names("cpu", "pd-eagle3", "", "parameters")
+    work = plain_work(prepared)
+    assert work.cell.id == "single-none" and work.scripts == prepared.works[0].scripts and not work.items
+    for cell, scenario in (("single-none", "parameters"), ("pd-eagle3", "refill"), ("pd-eagle3", "cold")):
+        prepared, _, _ = from_names("cpu", cell, "copy-062-10" if scenario == "cold" else "", scenario)
+        assert plain_work(prepared) is None
+
+
+def test_its_answers_are_put_into_the_record_of_each_try(tmp_path):
+    prepared, _, _ = from_names("cpu", "pd-none", "", "parameters")
+    work = plain_work(prepared)
+    both = prepared._replace(works=(*prepared.works, work))
+    answer = observation("single-none", 40, scenario="parameters")
+    plain = with_cells(history([answer]), "single-none", seconds=2.5)
+    plain = plain.model_copy(update={"folder": tmp_path / "plain"})
+    (tmp_path / "plain/witness").mkdir(parents=True)
+    (tmp_path / "plain/witness/alone.single.1.jsonl").write_text("{}")
+    recorder = prepared_recorder(both, ENVIRONMENT, tmp_path / "try")
+    PlainAnswers(work, plain).put_into(recorder)
+    assert [o.cell for o in load_history(tmp_path / "try").observations] == ["single-none"]
+    assert (recorder.cell("single-none").state, recorder.cell("single-none").seconds) == ("complete", 2.5)
+    assert (tmp_path / "try/witness/alone.single.1.jsonl").is_file()
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.commands.repro import from_names
-from harness.commands.shrink.oracle import symptom_of
+from harness.commands.shrink.oracle import Oracle, Reference, symptom_of
 from harness.commands.shrink.run import _smaller, first_variant
 from harness.commands.shrink.search import fewest, smallest_length, smallest_number
 from harness.commands.shrink.variant import Frame, Variant
 from harness.engines.counters import KvPool
-from harness.errors import UsageError
+from harness.errors import HandoffError, UsageError
 from harness.profiles.cells import all_cells
 from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.runner.kv_scrub import Scrubber
+from harness.scenarios.base import Stage
+from harness.scenarios.features import send_with
 from harness.workload.scripts import scripts
 from tests.support.builders import change_final, observation, speculation
 
@@ -173,6 +175,52 @@ def test_near_tie_is_no_symptom():
     wrong[5] += 1
     gaps = (*(9.0,) * 5, 0.01, *(9.0,) * (len(wrong) - 6))
     assert seen(change_final(o, output_ids=tuple(wrong)), right.model_copy(update={"top_gaps": gaps})) == (None, None)
+
+
+def test_another_end_and_another_text_of_the_same_tokens_are_symptoms():
+    o = observation("pd-eagle3", 40)
+    right = observation("single-none", 40).final
+    assert seen(change_final(o, finish_reason="length"), right)[0] == "end"
+    assert seen(change_final(o, text="x"), right.model_copy(update={"text": "y"}))[0] == "text"
+
+
+class Engine:
+    """Answers each prompt with its own tokens and an end, and notes what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, ask, legs):
+        self.asked.append(ask)
+        legs.append(observation("single-none", 40).final.model_copy(update={"output_ids": (*ask.payload, 1)}))
+
+
+def with_a_parameter(feature="bad-words", length=24):
+    prompt = next(p for p in PROMPTS.prompts if p.id == "copy-062-10")
+    send = send_with(feature, prompt, None, "r0-0", "a")._replace(api="chat")
+    variant = Variant("trace", (Stage((send,)),), "r0-0")
+    return variant.with_ids(tuple(range(50, 50 + length)))
+
+
+def test_a_cut_prompt_with_a_parameter_is_asked_by_ids_with_that_of_its_own_answer():
+    oracle = Oracle.__new__(Oracle)
+    oracle.reference, oracle._default = Reference(Engine()), 192
+    subject = oracle._with_known_answer(with_a_parameter()).subject
+    assert subject.api == "completion" and subject.prompt.expected == (*range(50, 74), 1)
+    assert subject.max_tokens == 32
+    stop = oracle._with_known_answer(with_a_parameter("stop-at-cap")).subject
+    assert stop.max_tokens == 25 // 2 + 1
+    with pytest.raises(HandoffError, match="at least 12 tokens"):
+        oracle._with_known_answer(with_a_parameter(length=8))
+
+
+def test_the_reference_is_asked_with_the_same_parameter():
+    engine = Engine()
+    reference = Reference(engine)
+    reference.answer((1, 2), 8)
+    reference.answer((1, 2), 8, {"stop_token_ids": [2]}, 1.5)
+    reference.answer((1, 2), 8, {"stop_token_ids": [2]}, 1.5)
+    assert [(dict(a.fields), a.temperature) for a in engine.asked] == [({}, 0.0), ({"stop_token_ids": [2]}, 1.5)]
 
 
 # --- what earlier requests left behind -------------------------------------------------------------------------------

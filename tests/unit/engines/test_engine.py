@@ -19,7 +19,7 @@ from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
-from harness.errors import EnvironmentFault, HandoffError
+from harness.errors import EnvironmentFault, HandoffError, RefusedError
 from harness.history.records import Leg
 from harness.profiles.load import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
@@ -130,6 +130,16 @@ def test_answer_without_metrics_has_no_speculation():
 def test_other_answers_are_hand_off_errors(status, text):
     with pytest.raises(HandoffError, match="expected"):
         parse_completion("decode", "r", status, text, 0.5)
+
+
+@pytest.mark.parametrize(("code", "error"), [(400, RefusedError), (500, HandoffError)])
+def test_a_request_may_be_refused_in_its_stream(code, error):
+    """vLLM 0.32.0 sends status 200 before it looks at the parameters."""
+    text = f'data: {{"error": {{"message": "not supported", "code": {code}}}}}\n\ndata: [DONE]\n\n'
+    with pytest.raises(error) as raised:
+        parse_completion("single", "r", 200, text, 0.5, api="completion-stream")
+    assert isinstance(raised.value, RefusedError) is (code == 400)
+    assert getattr(raised.value, "status", None) in (400, None)
 
 
 METRICS = """\

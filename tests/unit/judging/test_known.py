@@ -128,6 +128,43 @@ def test_entry_of_a_model_runner_covers_cells_of_its_engines_alone(tmp_path):
     assert judgement.by_cell()["pd-mtp"] is Verdict.REGRESSION
 
 
+@pytest.mark.parametrize(
+    ("narrowed", "covered"),
+    [
+        ({"parameters": ["seed", "bad-words"]}, True),
+        ({"parameters": ["seed"]}, False),
+        ({"mistakes": ["used-late"]}, False),
+        ({}, True),
+    ],
+)
+def test_an_entry_of_a_parameter_covers_requests_with_it_alone(tmp_path, narrowed, covered):
+    h = made()
+    h = with_answers(h, [o.model_copy(update={"feature": "bad-words"}) for o in h.observations])
+    before = judge(made(), lookups(LENGTHS))
+    after = apply_known(before, known(tmp_path, {**ENTRY, **narrowed}), h)
+    assert after.verdict is (Verdict.KNOWN if covered else Verdict.REGRESSION)
+
+
+def test_what_shows_only_sometimes_is_not_called_fixed(tmp_path):
+    for entry, said in ((ENTRY, True), ({**ENTRY, "sometimes": True}, False)):
+        judgement = judged(made(wrong=()), known(tmp_path, entry))
+        assert any("fixed? Then" in n for n in judgement.notices) is said
+    covered = judged(made(), known(tmp_path, {**ENTRY, "sometimes": True}))
+    assert covered.verdict is Verdict.KNOWN and any("KNOWN wrong-tokens" in n for n in covered.notices)
+
+
+def test_an_entry_of_a_mistake_covers_such_hand_offs_alone(tmp_path):
+    h, before = made(), judge(made(), lookups(LENGTHS))
+    entry = {**ENTRY, "mistakes": ["used-late", "lost remote_host"]}
+    for mistake, verdict in (
+        ("lost remote_host", Verdict.KNOWN),
+        ("used-twice", Verdict.REGRESSION),
+        (None, Verdict.REGRESSION),
+    ):
+        mistaken = with_answers(h, [o.model_copy(update={"mistake": mistake}) for o in h.observations])
+        assert apply_known(before, known(tmp_path, entry), mistaken).verdict is verdict
+
+
 def test_wider_than_the_entry_fails_and_says_so(tmp_path):
     cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
     judgement = judged(made(cells, wrong=("pd-none", "pd-mtp")), known(tmp_path, ENTRY))

@@ -73,6 +73,53 @@ def test_baselines_are_looked_up_for_what_they_have():
 
 
 @pytest.mark.parametrize(
+    ("feature", "text", "right"),
+    [
+        ("json", '{"kind": "task", "clear": true}', True),
+        ("tool", '{"kind": "task", "clear": true}', True),
+        ("json", '{"kind": "task", "clear": tru', False),
+        ("json", '{"kind": "chat", "clear": true}', False),
+        ("json", '{"kind": "task", "clear": 1}', False),
+        ("tool", '{"kind": "task"}', False),
+        ("json", "[]", False),
+        ("choice", "It is a task.", True),
+        ("choice", "It is a task", False),
+        ("date", "2024-02-30", True),
+        ("date", "2024-02-300", False),
+    ],
+)
+def test_an_answer_is_one_that_its_grammar_admits(feature, text, right):
+    ended = asked("single-none", feature, own_text=text, text=text, finish_reason="stop")
+    result = response_invariants(seen(ended, cell="single-none"))
+    assert (
+        any(
+            "was asked for" in f.message or "expected one of" in f.message or "of the form" in f.message
+            for f in result.findings
+        )
+        is not right
+    )
+    # An answer that its limit cut is not whole.
+    cut = asked("single-none", feature, own_text=text)
+    assert response_invariants(seen(cut, cell="single-none")).verdict is Verdict.PASS
+
+
+def test_the_arguments_of_a_tool_are_a_part_of_the_text():
+    own = '<tool_call>{"name": "answer", "arguments": {"kind": "task"}}</tool_call>'
+    for text, verdict in (('{"kind": "task"}', Verdict.PASS), ('{"kind": "other"}', Verdict.REGRESSION)):
+        made = seen(asked("single-none", "tool", own_text=own, text=text), cell="single-none")
+        assert texts(made).verdict is verdict
+    as_json = seen(asked("single-none", "json", own_text=own, text='{"kind": "task"}'), cell="single-none")
+    assert texts(as_json).verdict is Verdict.REGRESSION
+
+
+def test_no_drafts_are_asked_of_answers_that_all_have_grammars():
+    applies = {c.name: c.applies for c in CHECKS}["drafts-happened"]
+    assert not applies(seen(asked("single-eagle3", "json")))
+    assert applies(seen(asked("single-eagle3", "json"), asked("single-eagle3", "bad-words")))
+    assert not applies(seen(asked("single-none", "bad-words"), cell="single-none"))
+
+
+@pytest.mark.parametrize(
     ("fields", "answer", "words"),
     [
         ({"stop_token_ids": [9]}, {"output_ids": (7, 8, 9)}, "the reason length"),

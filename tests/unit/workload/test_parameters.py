@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, TraceRequest
+from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters, TraceRequest
 from harness.prompts.model import load_prompts
 from harness.workload.features import feature_fields, for_prefill
 from harness.workload.scripts import scripts
@@ -22,9 +22,20 @@ def text_of(ids):
     return "".join(f"w{i}." for i in ids)
 
 
-def test_the_full_profile_asks_every_parameter():
-    asked = [p for s in FULL.scenarios if s.kind == "parameters" for p in s.parameters]
-    assert sorted(asked) == sorted(NAMES)
+def test_shipped_profiles_ask_every_parameter():
+    chat = load_profile("smollm2-quick")
+    asked = [p for profile in (FULL, chat) for s in profile.scenarios if s.kind == "parameters" for p in s.parameters]
+    # A tool needs servers with a parser for it, which have baselines of their own.
+    assert sorted([*asked, "tool"]) == sorted(NAMES)
+
+
+def test_a_tool_is_called_at_the_chat_endpoint():
+    config = Parameters(id="tools", kind="parameters", prompts=("p",), parameters=("json", "tool"))
+    (script,) = scripts(config, {"p": KNOWN["copy-062-10"]}, "pd")
+    assert [(s.feature, s.api, s.max_tokens) for s in script.sends] == [
+        ("json", "completion", 64),
+        ("tool", "chat", 64),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

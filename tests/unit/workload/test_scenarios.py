@@ -17,7 +17,7 @@ from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, HandOffMistakes, PrefixHit, Trace, stop_at
+from harness.profiles.scenarios import Abandon, Crowd, HandOffMistakes, PrefixHit, Trace, TraceRequest, stop_at
 from harness.prompts.model import load_prompts
 from harness.scenarios.possible import shared_blocks
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
@@ -30,6 +30,7 @@ from tests.support.builders import (
     change_final,
     changed_profile,
     engine,
+    extending,
     history,
     lookups,
     observation,
@@ -612,6 +613,72 @@ def given_up(generated: float, answered: bool = False):
 def test_a_trace_proves_what_it_says(proves, made, verdict):
     assert proof([made], {**TRACE, "proves": [proves]}, "single-none").verdict is verdict
     assert proof([made], TRACE, "single-none").verdict is Verdict.PASS
+
+
+PD_TRACE = {
+    "id": "trace",
+    "kind": "trace",
+    "stages": [
+        [{"prompt": "copy-096-19"}],
+        [{"prompt": "copy-096-19", "parameters_of": [0, 0]}],
+        [{"prompt": "copy-042-07"}],
+        [{"prompt": "copy-096-19", "parameters_of": [0, 0]}] * 2,
+        [{"prompt": "copy-042-07", "parameters_of": [2, 0], "lost": "remote_host"}],
+        [{"prompt": "copy-042-07", "p_tokens": 3}],
+        [{"prompt": "copy-042-07", "parameters_of": [2, 0]}],
+        [{"prompt": "copy-042-07"}],
+        [{"prompt": "copy-042-07", "parameters_of": [7, 0]}] * 2,
+    ],
+}
+
+
+def test_mistaken_hand_offs_of_a_trace_say_what_was_done():
+    config = Trace.model_validate(PD_TRACE)
+    known = {p.id: p for p in load_prompts(load_profile("cpu").workload.prompts).prompts}
+    (script,) = scripts(config, known, "pd")
+    assert not scripts(config, known, "single")
+    assert [(s.part, s.mistake, s.route, s.reference, s.p_tokens) for s in script.sends] == [
+        ("r0-0", None, "cell", "", 1),
+        ("r1-0", "used-twice", "reference", "r0-0", 1),
+        ("r2-0", None, "cell", "", 1),
+        ("r3-0", "used-late", "reference", "r0-0", 1),
+        ("r3-1", "used-late", "reference", "r0-0", 1),
+        ("r4-0", "lost remote_host", "reference", "r2-0", 1),
+        ("r5-0", "more-tokens", "cell", "", 3),
+        ("r6-0", "used-late", "reference", "r2-0", 1),
+        ("r7-0", None, "cell", "", 1),
+        ("r8-0", "shared", "reference", "r7-0", 1),
+        ("r8-1", "shared", "reference", "r7-0", 1),
+    ]
+    assert all((s.abandon is not None) == (s.mistake is not None) for s in script.sends)
+    assert [s.lost for s in script.sends if s.lost] == ["remote_host"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"feature": "echo", "api": "completion-stream"}, "expected echo of a whole completion by ids"),
+        ({"feature": "logprobs-1", "api": "chat"}, "expected logprobs-1 of a whole completion by ids"),
+        ({"api": "chat", "abandon": {"after_steps": 2}}, "expected api without abandon"),
+        ({"lost": "remote_host"}, "expected lost with parameters_of"),
+        ({"p_tokens": 3, "to": "local"}, "expected a mistaken hand-off"),
+        ({"parameters_of": [0, 0], "feature": "cap-2"}, "expected a mistaken hand-off"),
+    ],
+)
+def test_what_cannot_be_asked_together_is_refused(request_, words):
+    with pytest.raises(ValidationError, match=words):
+        TraceRequest.model_validate({"prompt": "p96", **request_})
+
+
+@pytest.mark.parametrize("at", [[1, 0], [0, 1], [0, 3], [5, 0]])
+def test_parameters_are_those_of_an_earlier_hand_off(tmp_path, at):
+    stages = [
+        [{"prompt": "copy-096-19"}, {"prompt": "copy-096-19", "to": "local"}],
+        [{"prompt": "copy-096-19", "parameters_of": at}],
+    ]
+    source = extending(tmp_path, more_scenarios=[{"id": "again", "kind": "trace", "stages": stages}])
+    with pytest.raises(UsageError, match=r"expected an ordinary hand-off of an earlier stage behind parameters_of"):
+        prepare(source, [])
 
 
 def test_what_concerns_the_cell_is_judged_once_without_cold_prompts():

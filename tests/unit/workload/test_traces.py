@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from itertools import islice
+from typing import get_args
 
 import pytest
 import yaml
@@ -10,9 +13,12 @@ import yaml
 from harness.commands.fuzz import prepare_fuzz
 from harness.errors import UsageError
 from harness.profiles.load import load_profile
+from harness.profiles.scenarios import CHANGING, OF_TEXT, SAMPLED, Api, Feature, Parameter
 from harness.prompts.lengths import blocks
 from harness.prompts.model import load_prompts
+from harness.scenarios.kinds import kind_of
 from harness.workload.prepare import prepare
+from harness.workload.scripts import scripts
 from harness.workload.traces import random_traces
 from tests.support.builders import extending
 
@@ -46,11 +52,62 @@ def test_traces_enter_the_states_that_they_are_for():
     assert max(needed) > PROFILE.engine.kv_blocks
 
 
+def test_what_is_sent_and_when_is_as_it_was_before_requests_had_parameters():
+    """Seeds in docs/scenarios.md and in issues name these traces."""
+    kept = {"prompt", "cache", "to", "delay_s", "max_tokens", "abandon"}
+    seen = hashlib.sha256()
+    for trace in traces(7, 100):
+        stages = [stage for stage in trace.stages if not any(r.mistaken or r.feature == "seed-again" for r in stage)]
+        told = [[r.model_dump(mode="json", include=kept) for r in stage] for stage in stages]
+        seen.update(json.dumps(told, sort_keys=True).encode())
+    assert seen.hexdigest() == "77ac0a988beccf9996e6c23b6a2d92ed289323cdd17df107e91946889690e4c8"
+
+
+def test_requests_are_asked_with_everything_that_there_is():
+    made = traces(2, 2000)
+    requests = [r for t in made for r in t.requests]
+    assert {r.feature for r in requests} - {None} == {*get_args(Feature), *get_args(Parameter)} - OF_TEXT
+    assert {r.api for r in requests} == set(get_args(Api))
+    assert {r.feature for r in requests if r.api == "chat-stream"} >= {None, "stop-token", "bad-words"}
+    again = [r for r in requests if r.parameters_of is not None]
+    assert {r.lost for r in again} > {"", "remote_num_tokens", "remote_host"} and any(r.p_tokens > 1 for r in requests)
+    sent = [s for t in made for script in scripts(t, KNOWN, "pd") for s in script.sends]
+    assert {s.mistake for s in sent} > {None, "used-twice", "used-late", "shared", "more-tokens"}
+    # Most traces still have answers that baselines know.
+    assert sum(r.feature in CHANGING for r in requests) < len(requests) / 4
+
+
+def test_seeds_are_drawn_where_they_end_no_engine_and_can_be_judged():
+    for trace in traces(4, 1500):
+        seeds: set[str] = set()
+        for stage in trace.stages:
+            for r in stage:
+                if r.feature in SAMPLED:
+                    answers = 3 if r.feature == "siblings" else 1
+                    assert len(stage) == 1 and answers * KNOWN[r.prompt].tokens <= PROFILE.engine.max_num_batched_tokens
+                assert r.feature != "seed-again" or r.prompt in seeds
+                seeds |= {r.prompt} if r.feature == "seed" else set()
+    hybrid = load_profile("cpu-hybrid")
+    drawn = {r.feature for t in islice(random_traces(hybrid, PROMPTS, 4), 500) for r in t.requests}
+    assert not drawn & (SAMPLED | {"grammar", "regex"}) and "stop-token" in drawn
+
+
+def test_pairs_that_push_have_no_parameters_to_use_again():
+    push = load_profile("cpu-push")
+    assert not any(r.mistaken for t in islice(random_traces(push, PROMPTS, 2), 300) for r in t.requests)
+
+
+def test_drawn_traces_can_be_sent():
+    for trace in traces(6, 400):
+        assert kind_of(trace).impossible(trace, PROFILE, KNOWN) is None
+
+
 def test_every_trace_ends_with_an_answer_and_runs_in_both_topologies():
     for trace in traces(1):
         (last,) = trace.stages[-1]
-        assert last.abandon is None
-        assert set(trace.topologies) == {"pd", "single"}
+        assert last.abandon is None and last.feature is None
+        mistaken = any(r.mistaken for r in trace.requests)
+        assert set(trace.topologies) == ({"pd"} if mistaken else {"pd", "single"})
         # D is never left unasked: each such request would cost P's whole lease.
         assert not any(r.abandon is not None and r.abandon.unasked for r in trace.requests)
 
