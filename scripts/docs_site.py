@@ -17,13 +17,18 @@ INDEX = "docs/README.md"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)")
 _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 _ELSEWHERE = "repository/"
+_MOVED = {"README.md": "index.md", INDEX: "documentation.md"}
+"""The README is the site's first page, in place of the index."""
 
 
 def _on_site(path: str) -> str:
-    return path.removeprefix("docs/") if path.startswith("docs/") else _ELSEWHERE + path
+    return _MOVED.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else _ELSEWHERE + path)
 
 
 def _in_repository(uri: str) -> str:
+    for path, moved in _MOVED.items():
+        if uri == moved:
+            return path
     return uri.removeprefix(_ELSEWHERE) if uri.startswith(_ELSEWHERE) else f"docs/{uri}"
 
 
@@ -39,11 +44,15 @@ def on_config(config: Any) -> None:
         {title: [_on_site(_target(INDEX, link)) for link in dict.fromkeys(_LINK.findall(rows))]}
         for title, rows in _SECTION.findall(text)
     ]
-    config.nav = [_on_site(INDEX), _on_site("README.md"), *sections]
+    config.nav = [*(_on_site(path) for path in _MOVED), *sections]
 
 
 def on_files(files: Files, config: Any) -> None:
     """Add the files outside of ``docs/`` that pages link to, and those that these link to in turn."""
+    if (index := files.get_file_from_path(INDEX.removeprefix("docs/"))) is not None:
+        files.remove(index)
+    for path, uri in _MOVED.items():
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     pages = [_in_repository(f.src_uri) for f in files.documentation_pages()]
     for page in pages:
         for link in _LINK.findall((ROOT / page).read_text(encoding="utf-8")):

@@ -112,5 +112,8 @@ def engines(
 ) -> None:
     """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
     from harness.engines.builds import engine_python
+    from harness.util.progress import saying
 
-    print(engine_python("VLLM", vllm, device, lambda words: typer.echo(f"harness: {words}", err=True)))
+    with saying(f"installing vLLM {vllm}"):
+        found = engine_python("VLLM", vllm, device, lambda words: typer.echo(f"harness: {words}", err=True))
+    print(found)

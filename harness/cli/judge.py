@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -82,7 +83,9 @@ def check_command(
     from harness.reports.judge_run import check as judge_again
 
     references = References(baselines=baselines, known=known, against=against, record=record, expect=expect)
-    _end(judge_again(run_dir, references, run_dir if write else out).summary, as_json, strict)
+    with _saying(f"judging {run_dir}"):
+        outcome = judge_again(run_dir, references, run_dir if write else out)
+    _end(outcome.summary, as_json, strict)
 
 
 def report_command(
@@ -120,12 +123,15 @@ def report_command(
     if format_ is not None:
         from harness.reports.metrics import RENDER
 
-        typer.echo(RENDER[format_](judge_again(run_dir, references).summary), nl=False)
+        with _saying(f"judging {run_dir}"):
+            outcome = judge_again(run_dir, references)
+        typer.echo(RENDER[format_](outcome.summary), nl=False)
         return
     if compare is not None:
         _compare(compare, run_dir, (out or run_dir) / "compare.html", references, as_json)
         return
-    outcome = judge_again(run_dir, references, out or run_dir)
+    with _saying(f"judging {run_dir}"):
+        outcome = judge_again(run_dir, references, out or run_dir)
     if outcome.summary.unwritten:
         raise StorageError(f"verdict: {outcome.summary.verdict}; {outcome.summary.unwritten}")
     if as_json:
@@ -141,7 +147,8 @@ def _compare(first: Path, second: Path, page: Path, references: References, as_j
     from harness.reports.compare import compare_runs
     from harness.util.files import write_atomic
 
-    found = compare_runs(first, second, references)
+    with _saying(f"judging {first} and {second}"):
+        found = compare_runs(first, second, references)
     if not as_json:
         print_comparison(found, make_console())
     write_atomic(page, render_comparison(found))
@@ -173,7 +180,8 @@ def trend_command(
     from harness.reports.trend import load_trend
     from harness.util.files import write_atomic
 
-    found = load_trend(runs_dir, nights, References(baselines, known))
+    with _saying(f"judging the runs in {runs_dir}"):
+        found = load_trend(runs_dir, nights, References(baselines, known))
     if not as_json:
         print_trend(found, make_console())
     target = (out or runs_dir) / "trend.html"
@@ -232,12 +240,19 @@ def merge_command(
     from harness.judging.references import References
     from harness.reports.judge_run import judge_and_report
 
-    history = merge(
-        folders,
-        out,
-        MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going),
-    )
-    _end(judge_and_report(history, References(baselines, known), carrying=True), as_json, strict)
+    options = MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going)
+    with _saying(f"merging into {out}"):
+        history = merge(folders, out, options)
+    with _saying(f"judging {out}"):
+        summary = judge_and_report(history, References(baselines, known), carrying=True)
+    _end(summary, as_json, strict)
+
+
+def _saying(what: str) -> AbstractContextManager[None]:
+    """Say what takes long. The module takes a while to import, which wrong command lines need not."""
+    from harness.util.progress import saying
+
+    return saying(what)
 
 
 def _end(summary: RunSummary, as_json: bool, strict: bool) -> NoReturn:

@@ -88,9 +88,7 @@ def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) 
     with FolderLock(left.folder):
         # The run may still have been active a moment ago; its latest answers must not be set aside unread.
         if bytes_recorded(left.folder) != left.recorded or load_history(left.folder).run != left.history.run:
-            raise UsageError(
-                f"{left.folder}: expected the run to be unchanged since it was read, found it changed; try again"
-            )
+            raise UsageError(f"{left.folder} was changed by another process while it was read; try again")
         run = left.history.run
         options = options._replace(mutants=run.mutants, together=len(run.mutants) > 1)
         history = left.history
@@ -102,6 +100,7 @@ def resume(left: Resumable, reporter: Reporter, options: RunOptions = DEFAULTS) 
             for stage in lacking:
                 _put_away(left.folder / stage)
             later_stages(left.whole, history, reporter, options)
+        reporter.step("judging", 0.0)
         return Outcome(left.folder, judge_and_report(history, carrying=True))
 
 
@@ -113,22 +112,24 @@ def _require_resumable(history: History) -> None:
     folder, run = history.folder, history.run
     name = folder.name
     if run.merged is not None:
-        raise UsageError(f"{folder}: expected an interrupted run, found one that was merged from parts")
+        raise UsageError(
+            f"{folder}: a run that was merged from parts cannot be resumed; run the missing parts again, and merge"
+        )
     if name == SECOND or run.run_id != name:
         raise UsageError(
-            f"{folder}: expected the folder that `harness run` created for the run, found run {run.run_id} in {name}; "
-            "repetitions, tries and copies cannot be resumed"
+            f"{folder}: this folder is called {name} and its run {run.run_id}, so it is a repetition, a try or a "
+            "copy, which cannot be resumed"
         )
     lost = [c.cell for c in run.cells if c.state == "complete" and not history.in_order(c.cell)]
     if lost:
         raise UsageError(
-            f"{folder}: expected the answers of {lost[0]}, which is complete, found none; restore {CELLS}/{lost[0]} "
+            f"{folder}: the answers of {lost[0]} are gone, which is complete by run.json; restore {CELLS}/{lost[0]} "
             "from a copy, or run again"
         )
     if run.finished is not None and not run.interrupted and not _missing_stages(history):
         raise UsageError(
-            f"{folder}: expected a run that was killed or interrupted, found one that finished at "
-            f"{run.finished}; `harness check` judges it again"
+            f"{folder}: this run finished at {run.finished}, so nothing is left to resume; `harness check` judges it "
+            "again"
         )
 
 

@@ -36,6 +36,7 @@ def execute(
         history = record_into(folder, prepared, reporter, options)
         point_to(folder, reporter)
         later_stages(prepared, history, reporter, options)
+        reporter.step("judging", 0.0)
         return Outcome(folder, judge_and_report(history, carrying=True))
 
 

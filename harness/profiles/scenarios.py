@@ -619,17 +619,19 @@ class TraceRequest(Strict):
     @model_validator(mode="after")
     def _asked_through_the_cell(self) -> Self:
         if self.feature is not None and (self.abandon is not None or self.max_tokens is not None):
-            raise ValueError("expected feature without abandon and max_tokens, which both say how an answer ends")
+            raise ValueError(
+                "feature excludes abandon and max_tokens, which say how an answer ends, too; leave them out"
+            )
         if self.feature is not None and not askable(self.feature, self.api):
-            raise ValueError(f"expected {self.feature} of a whole completion by ids, found api: {self.api}")
+            raise ValueError(f"{self.feature} needs a whole completion by ids; leave api: {self.api} out")
         if self.api != "completion" and self.abandon is not None:
-            raise ValueError("expected api without abandon, which streams by itself")
+            raise ValueError("api excludes abandon, which streams by itself; leave one out")
         if self.lost and self.parameters_of is None:
-            raise ValueError("expected lost with parameters_of, which says whose parameters are incomplete")
+            raise ValueError("lost needs parameters_of, which says whose parameters are incomplete")
         if self.mistaken and (self.feature or self.abandon or self.to != "cell" or self.api != "completion"):
             raise ValueError(
-                "expected a mistaken hand-off (parameters_of, p_tokens) through the cell without feature, abandon and "
-                "api, since only its tokens are judged"
+                "a mistaken hand-off (parameters_of, p_tokens) goes through the cell without feature, abandon and api, "
+                "since only its tokens are judged; leave them out"
             )
         return self
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from harness.util.paths import IN_CHECKOUT
 
-RUN = ("gguf", "httpcore", "httpx", "huggingface_hub", "pyarrow", "safetensors", "tokenizers", "transformers")
+RUN = ("gguf", "httpcore", "httpx", "huggingface_hub", "pyarrow", "tokenizers", "transformers")
 """The packages of the extra ``run`` that are imported; py-spy, which it has, too, is a program."""
 INSTALL_RUN = "pip install 'kv-acceptance-harness[run]'"
 _INSTALL_ENGINES = "run ./run_matrix.sh" if IN_CHECKOUT else "pip install 'kv-acceptance-harness[cpu]' (or [gpu])"
@@ -33,5 +33,6 @@ def why_missing(name: str) -> str | None:
     if name.partition(".")[0] not in RUN:
         return None
     return (
-        f"expected the packages that running needs, found no {name}: this installation plans and judges; {INSTALL_RUN}"
+        f"running needs packages that are not here ({name} among them): this installation plans and judges; "
+        f"{INSTALL_RUN}"
     )

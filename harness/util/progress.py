@@ -6,6 +6,8 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -14,6 +16,24 @@ from harness import redact
 from harness.util.text import harmless
 
 _LOG = logging.getLogger(__name__)
+_SILENCE_S = 30.0
+
+
+@contextmanager
+def saying(what: str, silence_s: float = _SILENCE_S) -> Iterator[None]:
+    """Say on standard error, every ``silence_s`` s, what is being waited for."""
+    begun, over = time.monotonic(), threading.Event()
+
+    def say() -> None:
+        while not over.wait(silence_s):
+            text = harmless(redact.text(f"harness: … {what}, for {time.monotonic() - begun:.0f} s"))
+            print(text, file=sys.stderr, flush=True)
+
+    threading.Thread(target=say, name="progress", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class _Share:
@@ -42,7 +62,7 @@ class Reporter:
     so far took, so that a bad guess in the profile counts until the first of each only."""
 
     def __init__(
-        self, expected_s: float, console: Console | None = None, silence_s: float = 30.0, starts_s: float = 0.0
+        self, expected_s: float, console: Console | None = None, silence_s: float = _SILENCE_S, starts_s: float = 0.0
     ) -> None:
         """``starts_s`` of the expected seconds are starts of engines. Elsewhere than on a terminal, print what is under
         way when nothing else was for ``silence_s`` s."""

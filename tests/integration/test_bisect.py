@@ -125,10 +125,10 @@ def test_two_interpreters_are_all_there_is_unless_more_are_named():
 @pytest.mark.parametrize(
     ("good", "bad", "between", "sentence"),
     [
-        ("0.32.0", "0.28.0", [], "expected --good to be older than --bad, found 0.32.0 and 0.28.0"),
-        ("0.32.0", "0.32.0", [], "expected --good to be older"),
-        ("0.28.0", "0.32.0", ["0.33.0"], "expected versions between 0.28.0 and 0.32.0, found 0.33.0"),
-        ("0.28.0", "0.32.0", ["0.27.0"], "expected versions between 0.28.0 and 0.32.0, found 0.27.0"),
+        ("0.32.0", "0.28.0", [], "--good 0.32.0 is not older than --bad 0.28.0"),
+        ("0.32.0", "0.32.0", [], "is not older than --bad"),
+        ("0.28.0", "0.32.0", ["0.33.0"], "--candidate 0.33.0 is not between 0.28.0 and 0.32.0"),
+        ("0.28.0", "0.32.0", ["0.27.0"], "--candidate 0.27.0 is not between 0.28.0 and 0.32.0"),
         ("0.28.0", "0.32.0", ["0.30", "0.30.0"], "expected each version once"),
         ("0.28.0", "0.32.0", ["0.28.0"], "expected each version once"),
     ],
@@ -673,8 +673,8 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
     ("arguments", "sentence"),
     [
         ([*PROMPT, "--good", "/nowhere", "--bad", "0.32.0"], "--good /nowhere: expected a version such as"),
-        ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "to be older"),
-        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate: expected versions between"),
+        ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "is not older than --bad 0.30.0"),
+        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate 0.9 is not between"),
         # A single quiet try per version excludes nothing: no version could be called good.
         ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--repeat", "1"], "expected at least 59 attempts per version"),
     ],

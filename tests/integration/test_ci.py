@@ -177,12 +177,14 @@ def test_a_night_of_two_stages_has_time_for_both(tmp_path):
     assert two - SETUP_MINUTES >= 2 * (one - SETUP_MINUTES) - 2
 
 
-def test_dependencies_are_audited_beside_the_verdict():
-    """Neither waits for the other, and a vulnerability is red by itself."""
-    for audit in (load(WORKFLOW)["jobs"]["audit"], load(BOOTSTRAP)["steps"][1]):
-        assert "ci/audit.sh" in str(audit)
-        assert not {"needs", "depends_on", "if", "continue-on-error"} & set(audit)
-        assert not audit.get("soft_fail")
+@pytest.mark.parametrize("name", ["audit", "site"])
+def test_dependencies_and_documentation_are_looked_at_beside_the_verdict(name):
+    """None waits for another, and a vulnerability or a dead link is red by itself."""
+    (step,) = [s for s in load(BOOTSTRAP)["steps"] if s["key"] == name]
+    for job in (load(WORKFLOW)["jobs"][name], step):
+        assert f"ci/{name}.sh" in str(job)
+        assert not {"needs", "depends_on", "if", "continue-on-error"} & set(job)
+        assert not job.get("soft_fail")
 
 
 def test_nothing_is_tried_again_and_no_step_of_buildkite_fails_softly():
@@ -200,7 +202,7 @@ def test_nothing_is_tried_again_and_no_step_of_buildkite_fails_softly():
 
 def test_no_job_of_github_fails_softly_and_the_verdict_is_always_made():
     jobs = load(WORKFLOW)["jobs"]
-    assert set(jobs) == {"plan", "smoke", "part", "verdict", "audit"}
+    assert set(jobs) == {"plan", "smoke", "part", "verdict", "audit", "site"}
     assert not any("continue-on-error" in job for job in jobs.values())
     softly = [s["name"] for job in jobs.values() for s in job["steps"] if "continue-on-error" in s]
     assert softly == ["Fetch the parts"]
@@ -319,8 +321,8 @@ def test_commands_of_pipelines_hold_no_value():
     """Whatever a profile, a pattern or an input says comes through the environment."""
     runs = [s["run"] for job in load(WORKFLOW)["jobs"].values() for s in job["steps"] if "run" in s]
     commands = [s["command"] for s in load(BOOTSTRAP)["steps"] + buildkite("cpu", "pd-*")]
-    assert set(runs) == {"ci/plan.sh github", "ci/part.sh", "ci/merge.sh", "ci/audit.sh"}
-    assert set(commands) == {"ci/plan.sh buildkite", "ci/part.sh", "ci/merge.sh", "ci/audit.sh"}
+    assert set(runs) == {"ci/plan.sh github", "ci/part.sh", "ci/merge.sh", "ci/audit.sh", "ci/site.sh"}
+    assert set(commands) == {"ci/plan.sh buildkite", "ci/part.sh", "ci/merge.sh", "ci/audit.sh", "ci/site.sh"}
 
 
 def test_hostile_names_stay_one_word(tmp_path):
@@ -348,7 +350,7 @@ def test_hostile_names_stay_one_word(tmp_path):
     [
         (["buildkite", "--profile", "nowhere"], "expected a shipped profile"),
         (["matrix", "--cell", "pd-medusa"], "there is no such cell"),
-        (["matrix", "--cell", "pd-[a e]*"], "expected a pattern without blanks"),
+        (["matrix", "--cell", "pd-[a e]*"], "a pattern must have no blanks"),
         (["buildkite", "--gpus", "0"], "--gpus"),
         (["matrix", "--gpus", "all --privileged"], "--gpus"),
         (["engines", "nowhere"], "VLLM nowhere: expected a version"),
@@ -586,7 +588,7 @@ def test_a_plan_that_cannot_be_made_is_no_empty_night(tmp_path, system):
 
 
 def test_scripts_are_programs_and_parse():
-    for name in ("harness.sh", "part.sh", "merge.sh", "plan.sh", "audit.sh"):
+    for name in ("harness.sh", "part.sh", "merge.sh", "plan.sh", "audit.sh", "site.sh"):
         assert (CI / name).stat().st_mode & stat.S_IXUSR
         assert subprocess.run(["bash", "-n", str(CI / name)], check=False).returncode == 0
 

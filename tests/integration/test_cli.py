@@ -71,7 +71,7 @@ def test_help_states_the_exit_codes():
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
         (["aa", "--repeat", "1"], 64, "repeat"),
         (["aa", "--cell", "pd-medusa"], 64, "there is no such cell"),
-        (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "expected --tokenizer DIR"),
+        (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "name the tokenizer: --tokenizer DIR"),
         (["prompts", "build", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
     ],
 )

@@ -600,7 +600,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),
         (lambda r: r.update(cells=r["cells"] * 2), "once, found it 2 times"),
-        (lambda r: r.update(merged={"parts": []}), "one that was merged"),
+        (lambda r: r.update(merged={"parts": []}), "a merged run is no part"),
         (lambda r: r.pop("cells"), "is damaged"),
         (lambda r: r.update(hardware=7), "is damaged"),
     ],
@@ -707,7 +707,7 @@ def test_nothing_to_merge(tmp_path):
     with pytest.raises(InfrastructureError, match="found none that can be used"):
         merge([tmp_path / "nowhere"], tmp_path / "merged", MergeOptions(keep_going=True))
     folders = split(night(), tmp_path)
-    refused("expected a new or an empty folder", folders, folders[0])
+    refused("name a new or an empty one", folders, folders[0])
 
 
 def test_log_names_lead_nowhere(tmp_path, folders):

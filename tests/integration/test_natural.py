@@ -434,13 +434,13 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
         (["poems"], "No such command 'poems'"),
         (["--kind", "natural"], "No such option: --kind"),
         (["natural", "--tokenizer", "/nowhere"], "Missing option '--out'"),
-        (["natural", "--out", "x"], "expected --tokenizer DIR or --for-profile PROFILE, found neither"),
-        (["natural", "--tokenizer", "/nowhere", "--out", "x"], "tokenizer_config.json, found none"),
+        (["natural", "--out", "x"], "name the tokenizer: --tokenizer DIR, or --for-profile PROFILE"),
+        (["natural", "--tokenizer", "/nowhere", "--out", "x"], "there is no tokenizer_config.json in it"),
         (
             ["natural", "--file", "x", "--dataset", "a/b", "TOKENIZER"],
             "--file and --dataset exclude each other; leave one out",
         ),
-        (["natural", "--date", "today", "TOKENIZER"], "expected a day as YYYY-MM-DD"),
+        (["natural", "--date", "today", "TOKENIZER"], "is no day; write it as YYYY-MM-DD"),
         (["natural", "--turns", "last", "TOKENIZER"], "'last' is not one of 'first'"),
         (["natural", "--effect", "1", "TOKENIZER"], "--effect needs --for-profile NAME"),
         (
@@ -452,7 +452,7 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
         (["copy", "--file", "x"], "No such option: --file"),
         (["recipe"], "Missing option '--profile'"),
         (["recipe", "--profile", "nowhere"], "expected a shipped profile"),
-        (["recipe", "--profile", "cpu"], "expected a recipe for prompts in it (workload.recipe), found none"),
+        (["recipe", "--profile", "cpu"], "the profile has no recipe for prompts (workload.recipe)"),
     ],
 )
 def test_wrong_usage_of_build(arguments, sentence, folder, tmp_path):

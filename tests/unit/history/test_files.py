@@ -84,7 +84,7 @@ def edit(path: Path, change) -> None:
         (lambda ls: ls.clear(), "empty file"),
         (lambda ls: ls.__delitem__(slice(1, None)), "expected prompts"),
         (lambda ls: ls.pop(5), "changed, lost or reordered"),
-        (lambda ls: ls.insert(3, dict(ls[3])), "distinct ids"),
+        (lambda ls: ls.insert(3, dict(ls[3])), "an id stands there twice"),
         (lambda ls: ls[2]["ids"].append(7), "token ids, found"),
         (lambda ls: ls[2]["ids"].__setitem__(3, 99), "hash does not match"),
         (lambda ls: ls[2].update(stratum="middle"), "expected stratum"),

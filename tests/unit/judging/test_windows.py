@@ -64,7 +64,7 @@ def test_each_group_has_its_own_window(less, verdict):
         ([0, 0, 9], [1, 2, 3, 4], "in KV-cache group 1, found 0"),
         ([7, 0, 9], [1, 2, 3, 4], "in KV-cache group 1, found 0"),
         ([7, 8, 9], [0, 2, 3, 4], "in KV-cache group 0, found 0"),
-        ([0, 9, 9], [1, 2, 3, 4], "once, found one again"),
+        ([0, 9, 9], [1, 2, 3, 4], "published a block of KV-cache group 0 twice"),
     ],
 )
 def test_blocks_that_a_window_has_left_are_published_as_the_null_block(windowed, full, found):

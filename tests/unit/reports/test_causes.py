@@ -179,7 +179,7 @@ def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
     assert "right tokens" not in summary.sentence
     assert "registered tests found a change beyond chance in 288 requests" in summary.sentence
     assert "every P/D request moved its KV" in summary.sentence
-    assert "no answer was checked on its own" in summary.exposure.sentence
+    assert "no answer was checked token by token" in summary.exposure.sentence
 
 
 # --- exposure ---------------------------------------------------------------------------------------------------------
@@ -195,14 +195,14 @@ def test_rarest_defect_that_would_have_shown(answers, rare):
 def test_exposure_stands_in_every_report():
     summary = of(history(pair()))
     words = (
-        "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
-        "would have shown with 95 % confidence"
+        "8 answers checked token by token, 4 after a hand-off; a bug that hits 1 in 3 requests, or every P/D request, "
+        "would have shown (95 % confidence)"
     )
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4}, 4)
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     assert (
-        "4 answers checked token by token, all after a hand-off; a defect of every P/D request would"
+        "4 answers checked token by token, all after a hand-off; a bug that hits every P/D request would"
         in of(history(pair(("pd-none",)))).exposure.sentence
     )
 

@@ -136,7 +136,7 @@ def test_exposure_is_there_for_machines(bad):
     exposure = judgement_json(bad)["exposure"]
     assert exposure["sentence"] == bad.exposure.sentence
     assert exposure["answers"] == bad.exposure.answers > exposure["handed_off"] > 0
-    assert f"a defect of one request in {exposure['excludes_one_in']}" in exposure["sentence"]
+    assert f"a bug that hits 1 in {exposure['excludes_one_in']} requests" in exposure["sentence"]
     (told,) = ET.fromstring(render_junit(bad)).findall("./testsuite[1]/properties/property")
     assert told.attrib == {"name": "exposure", "value": bad.exposure.sentence}
     nothing = judgement_json(summarise([observation("pd-mtp", 64, error="broke")]))["exposure"]

@@ -8,7 +8,7 @@ import time
 
 from rich.console import Console
 
-from harness.util.progress import Reporter
+from harness.util.progress import Reporter, saying
 
 
 def printed(silence_s: float, expected_s: float, work: float) -> list[str]:
@@ -27,6 +27,16 @@ def test_silence_is_broken_by_what_is_under_way_and_the_time_left():
     waited = [float(line.split("for ")[1].split()[0]) for line in lines[1:]]
     assert waited == sorted(waited) and waited[-1] >= 1, "a request that hangs is told from one that is just sent"
     assert float(lines[1].split("about ")[1].split()[0]) < 3, "half of the expected time has passed in a moment"
+
+
+def test_what_judging_waits_for_is_said_and_nothing_of_what_is_short(capsys):
+    with saying("judging reports/x", silence_s=0.2):
+        time.sleep(0.7)
+    assert capsys.readouterr().err.splitlines()[0] == "harness: … judging reports/x, for 0 s"
+    with saying("judging reports/x", silence_s=0.2):
+        pass
+    time.sleep(0.4)
+    assert capsys.readouterr().err == ""
 
 
 def test_what_lasts_as_long_as_its_user_wants_is_not_waited_for():

@@ -657,12 +657,12 @@ def test_mistaken_hand_offs_of_a_trace_say_what_was_done():
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"feature": "echo", "api": "completion-stream"}, "expected echo of a whole completion by ids"),
-        ({"feature": "logprobs-1", "api": "chat"}, "expected logprobs-1 of a whole completion by ids"),
-        ({"api": "chat", "abandon": {"after_steps": 2}}, "expected api without abandon"),
-        ({"lost": "remote_host"}, "expected lost with parameters_of"),
-        ({"p_tokens": 3, "to": "local"}, "expected a mistaken hand-off"),
-        ({"parameters_of": [0, 0], "feature": "cap-2"}, "expected a mistaken hand-off"),
+        ({"feature": "echo", "api": "completion-stream"}, "echo needs a whole completion by ids"),
+        ({"feature": "logprobs-1", "api": "chat"}, "logprobs-1 needs a whole completion by ids"),
+        ({"api": "chat", "abandon": {"after_steps": 2}}, "api excludes abandon"),
+        ({"lost": "remote_host"}, "lost needs parameters_of"),
+        ({"p_tokens": 3, "to": "local"}, "a mistaken hand-off"),
+        ({"parameters_of": [0, 0], "feature": "cap-2"}, "a mistaken hand-off"),
     ],
 )
 def test_what_cannot_be_asked_together_is_refused(request_, words):
@@ -1184,7 +1184,7 @@ def test_the_state_of_a_crowd_is_proven_by_counters_and_times(counters, changes,
         ({"kind": "chunked-prefill", "prompts": ["held-064-00"]}, "prompts by number, answered in full"),
         ({"kind": "prefix-hit", "where": "decode", "pairs": 5, "max_tokens": 9}, "prompts by number"),
         ({"kind": "prefix-hit", "where": "decode", "pairs": 5000}, "expected 5000 suitable prompts"),
-        ({"kind": "crowd", "prompts": 8, "together": 2, "proves": ["chunked"]}, "more tokens than engine.max_num_b"),
+        ({"kind": "crowd", "prompts": 8, "together": 2, "proves": ["chunked"]}, "fits into one step (engine.max_num_b"),
         ({"kind": "crowd", "prompts": 8, "together": 400, "proves": ["batched"]}, "max_num_seqs of at least 400"),
         ({"kind": "crowd", "prompts": 8, "together": 2, "proves": ["preempted"]}, "that a crowd and its answers need"),
     ],
