@@ -152,8 +152,10 @@ class Runner:
             with ignored():
                 if isinstance(error, KeyboardInterrupt):
                     self._before_ending()
+                stopping = time.monotonic()
                 self._end_engines()
                 pool.shutdown()
+                self._recorder.stopped(time.monotonic() - stopping)
             raise
         finally:
             pool.shutdown()

@@ -350,6 +350,9 @@ def test_one_that_cannot_be_ended_and_a_second_signal_keep_no_other_alive(tmp_pa
     history = run(prepare(axes(tmp_path), []), tmp_path / "run", FakeExecutor(6))
     assert history.run.interrupted and states(history) == {"interrupted": 36}
     assert not +FakeSession.up
+    # That time is theirs, not the harness's own.
+    seconds = history.run.seconds
+    assert seconds["engine_stop"] >= 1 and seconds["own"] <= seconds["total"] - 1
 
 
 @pytest.mark.parametrize(("must_start", "tried"), [(True, 1), (False, 4)])
