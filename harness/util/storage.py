@@ -31,7 +31,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for the user that explains an OSError."""
     what = error.strerror or str(error) or type(error).__name__
     remedy = _REMEDY.get(error.errno or 0, "use another folder")
-    return StorageError(f"{path} cannot be written, {what}: {remedy}, and run again; what was recorded before is kept")
+    return StorageError(f"{path} cannot be written ({what}): {remedy}, and run again; what was recorded before is kept")
 
 
 @contextmanager

@@ -106,9 +106,7 @@ def test_candidates_are_the_releases_between_the_ends():
     # An interpreter's version need not be released.
     built = Candidate(Version("0.31.0.dev7"), "/env/bin/python")
     assert [str(c.version) for c in in_order(good, built, [], lambda: released)][-2:] == ["0.30.0", "0.31.0.dev7"]
-    with pytest.raises(
-        UsageError, match=r"--bad 0\.33\.0: expected a released version, found no such release; newest: .*0\.32\.0"
-    ):
+    with pytest.raises(UsageError, match=r"--bad 0\.33\.0: there is no such release; the newest are .*0\.32\.0"):
         in_order(good, Candidate(Version("0.33.0"), None), [], lambda: released)
 
 

@@ -599,7 +599,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
         (lambda r: r.update(interrupted=True), "was interrupted"),
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),
-        (lambda r: r.update(cells=r["cells"] * 2), "once, found it 2 times"),
+        (lambda r: r.update(cells=r["cells"] * 2), "stands there 2 times"),
         (lambda r: r.update(merged={"parts": []}), "a merged run is no part"),
         (lambda r: r.pop("cells"), "is damaged"),
         (lambda r: r.update(hardware=7), "is damaged"),
@@ -740,7 +740,7 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
 
 
 def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
-    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", MergeOptions(expect="cpu"))
+    refused("--expect cpu: the parts are of another profile", folders, tmp_path / "merged", MergeOptions(expect="cpu"))
     with pytest.raises(HarnessError, match="expected a shipped profile"):
         merge(folders, tmp_path / "merged", MergeOptions(expect="nowhere"))
 

@@ -173,7 +173,7 @@ def test_texts_may_be_asked_as_they_are(folder, texts):
     assert [p.origin for p in other.cold] != [p.origin for p in prompts.cold]
     with pytest.raises(DataError, match="expected 5000 texts"):
         build_from_recipe(folder, texts, recipe.model_copy(update={"texts": 5000}))
-    with pytest.raises(DataError, match="expected a chat template that knows enable_thinking"):
+    with pytest.raises(DataError, match="its chat template does not know enable_thinking"):
         build_from_recipe(folder, texts, recipe.model_copy(update={"template": {"enable_thinking": False}}))
 
 
@@ -447,7 +447,10 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
             ["natural", "--effect", "1", "--per-stratum", "2", "TOKENIZER"],
             "--per-stratum and --effect exclude each other",
         ),
-        (["copy", "--block-size", "8", "--block-size", "32", "--lookahead", "8"], "expected less than --block-size 8"),
+        (
+            ["copy", "--block-size", "8", "--block-size", "32", "--lookahead", "8"],
+            "has to be smaller than a block (--block-size 8)",
+        ),
         (["copy", "--for-profile", "nowhere"], "expected a shipped profile"),
         (["copy", "--file", "x"], "No such option: --file"),
         (["recipe"], "Missing option '--profile'"),

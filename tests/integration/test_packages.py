@@ -251,7 +251,7 @@ def test_models_command(tmp_path, digest):
     assert code == 0 and found["cached"] and found["error"] is None and found["size"] > 1000
     (Path(found["folder"]) / "config.json").write_text(" " * (Path(found["folder"]) / "config.json").stat().st_size)
     code, words = cli("models", "-p", source, "--verify", env=env)
-    assert code == 2 and "config.json: expected a file that matches its checksum" in words and "made anew" in words
+    assert code == 2 and "config.json does not match its checksum" in words and "made anew" in words
 
 
 def _environment(tmp_path: Path) -> dict[str, object]:

@@ -392,7 +392,7 @@ def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(folder,
 
 def test_complete_cell_without_its_answers_is_not_asked_again(folder, engines):
     answers(folder, "single-eagle3").unlink()
-    with pytest.raises(UsageError, match=r"answers of single-eagle3, which is complete, found none; restore cells/"):
+    with pytest.raises(UsageError, match=r"the answers of single-eagle3 are gone, .*; restore cells/"):
         prepare_resume(folder)
 
 

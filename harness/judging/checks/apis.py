@@ -128,8 +128,9 @@ def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
             break
     last = len(found.tokens) - 1
     if found.ended_at != (last,):
-        pieces = ", ".join(map(str, found.ended_at)) or "none"
-        yield f"the finish reason is in pieces {pieces}, not in the last one ({last}) alone"
+        at = ", ".join(map(str, found.ended_at))
+        pieces = f"piece{'s' if len(found.ended_at) > 1 else ''} {at}" if at else "no piece"
+        yield f"the finish reason is in {pieces}, not in the last one ({last}) alone"
     if found.usages != 1:
         yield f"the usage of the whole answer came {found.usages} times, not once behind its pieces"
     if not found.closed:

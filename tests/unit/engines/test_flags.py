@@ -136,7 +136,9 @@ def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, mo
 def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypatch):
     flagged = with_run(history(flawless()), engine_flags=FLAGS.options, profile={"name": "cpu", "source": "cpu"})
     monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: flagged)
-    with pytest.raises(UsageError, match=r"with --engine-arg=--my-flag need .*add --baselines DIR"):
+    with pytest.raises(
+        UsageError, match=r"with --engine-arg=--my-flag .*need a folder of their own.*add --baselines DIR"
+    ):
         accept(tmp_path, None, None, None)
 
 

@@ -303,4 +303,4 @@ def test_second_stage_of_another_run_is_named(tmp_path):
     assert not [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
     recorded(tmp_path / SECOND)
     (notice,) = [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
-    assert "second-stage: expected a stage of this run" in notice
+    assert "second-stage is not used: it is no finished stage of this run" in notice

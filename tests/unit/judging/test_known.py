@@ -345,8 +345,8 @@ def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkey
     for own in (True, False):
         judgement = assess(h.model_copy(update={"own": own})).judgement
         assert judgement.by_cell()["pd-none"] is Verdict.REGRESSION
-        assert [n for n in judgement.notices if "lost.yaml: no such file" in n]
-    with pytest.raises(DataError, match=r"named\.yaml: expected the list"):
+        assert [n for n in judgement.notices if "lost.yaml, so no finding is expected" in n]
+    with pytest.raises(DataError, match=r"named\.yaml: there is no such file"):
         assess(h, References(known=tmp_path / "named.yaml"))
     other = tmp_path / "other.yaml"
     other.write_text("format: 1\ndefects: []\n")

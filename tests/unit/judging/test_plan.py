@@ -96,7 +96,7 @@ def test_answers_of_a_cell_that_was_not_to_run_keep_the_run_from_passing():
     strange = observation("single-eagle3", 40)
     judgement = judge(with_answers(made, (*made.observations, strange)), lookups(LENGTHS))
     assert judgement.verdict is Verdict.UNKNOWN
-    assert any("single-eagle3: found answers of cold" in n for n in judgement.notices)
+    assert any("single-eagle3: it has answers of cold" in n for n in judgement.notices)
 
 
 def edited(folder, **changes):

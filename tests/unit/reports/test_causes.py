@@ -66,7 +66,7 @@ def test_interrupted_run_says_so_before_anything_else():
 
 
 def test_cell_that_ran_out_of_time_is_the_cause():
-    reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
+    reason = "the requests of single-none were not finished after 600 s (timeouts.cell)"
     made = with_cells(interrupted(), "single-none", state="failed", reason=reason)
     summary = of(with_run(made, interrupted=False))
     assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells). ")

@@ -91,7 +91,7 @@ def test_injected_mutant_is_stamped_on_every_report():
 def test_injected_fault_is_louder_than_other_notices():
     """A list of known defects that is not there matters less than that the run says nothing about vLLM."""
     summary = scenario_run(("M5b",))
-    missing = "known-defects.yaml: expected the list that the profile names, found none"
+    missing = "there is no list of expected failures known-defects.yaml, so no finding is expected"
     said = summary.judgement.model_copy(update={"notices": (missing, *summary.judgement.notices)})
     html = render_html(summary._replace(judgement=said))
     loud = re.findall(r'<p class="alarm">(.*?)</p>', html)
