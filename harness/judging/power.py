@@ -20,6 +20,7 @@ from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_
 from harness.profiles.availability import reason_for
 from harness.profiles.cells import Cell, CellName
 from harness.profiles.model import Judging, Profile
+from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.lengths import Stratum
 from harness.prompts.model import Prompt
 from harness.scheduling.gpus import gpus
@@ -316,7 +317,8 @@ def _rows(prepared: Prepared, work: CellWork, found: Mapping[str, Lookup]) -> li
     baseline = lookup.baseline if lookup is not None else None
     out = []
     asked = {COLD: {p.id: p for p in _asked(work)}} if work.items else {}
-    asked |= {scenario: {p.id: p for p in _sent_in(work, scenario)} for scenario in work.planned}
+    # The first prompts together show whether the rest may be; no registered test is about them.
+    asked |= {s: {p.id: p for p in _sent_in(work, s)} for s in work.planned if s != AT_ONCE}
     k = cell.method.draft_tokens
     part = prepared.profile.part(cell.variant)
     judging, held_out = prepared.profile.judging, cold_prompts(prepared.sets[cell.variant].held_out, part.workload)

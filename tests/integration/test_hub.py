@@ -50,8 +50,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file()}
 
 
+def with_tokenizer() -> dict[str, bytes]:
+    """The target and its tokenizer as one repository has them."""
+    return files_of(WEIGHTS / "tokenizer") | files_of(WEIGHTS / "target")
+
+
 def repositories() -> dict[str, FakeRepository]:
-    target = files_of(WEIGHTS / "target") | files_of(WEIGHTS / "tokenizer")
+    target = with_tokenizer()
     extra = {"README.md": b"words", "original/consolidated.safetensors": b"x" * 5000, "weights.bin": b"y" * 700}
     small = {"config.json": CONFIG, "model.safetensors": b"weights", "tokenizer_config.json": b"{}"}
     return {
@@ -134,7 +139,7 @@ def test_only_a_commit_pins():
 def test_download_takes_what_vllm_needs_and_is_found_again_without_the_hub(hub, served):
     assert hub.cached(reference(), "target") is None
     remote = hub.look(reference(), "target")
-    wanted = files_of(WEIGHTS / "target") | files_of(WEIGHTS / "tokenizer")
+    wanted = with_tokenizer()
     assert (remote.commit, remote.gated) == (A, False)
     assert remote.size == remote.missing == sum(map(len, wanted.values()))
     snapshot = hub.download(reference(), "target")

@@ -371,7 +371,7 @@ def test_bad_files_are_refused(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         read_texts(tmp_path / name, "prompt")
-    with pytest.raises(DataError, match="found no such file; correct the path"):
+    with pytest.raises(DataError, match="there is no such file; correct the path"):
         read_texts(tmp_path / "nowhere.jsonl", "prompt")
 
 

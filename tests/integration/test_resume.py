@@ -84,6 +84,8 @@ def engines(monkeypatch) -> Engines:
     FakeSession.reset()
     FakeSession.ready_seconds = 1.0
     monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    # One after the other, so that it is known what was asked before a run is killed.
+    monkeypatch.setattr(harness.runner.groups, "all_at_once", lambda jobs, _devices: jobs)
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", made.run_cell)
     monkeypatch.setattr(harness.runner.record_cells, "rescore", made.rescore)
     for place in (harness.runner.run, harness.commands.resume):

@@ -351,9 +351,9 @@ def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_pat
 
     def look():
         (folder,) = tmp_path.iterdir()
-        with pytest.raises(UsageError, match="in use"):
+        with pytest.raises(UsageError, match="is writing to this folder"):
             FolderLock(folder)
-        with pytest.raises(UsageError, match="found one of `harness soak`"):
+        with pytest.raises(UsageError, match="this is a run of `harness soak`"):
             prepare_resume(folder)
         locked.append(True)
 
@@ -363,7 +363,7 @@ def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_pat
     FolderLock(folder).release()
     parts, problems = load_parts([folder], Parts())
     assert not parts and "found one of `harness soak`" in problems[0]
-    with pytest.raises(UsageError, match="found one of `harness soak`"):
+    with pytest.raises(UsageError, match="this is a run of `harness soak`"):
         load_trend(tmp_path)
 
 

@@ -276,7 +276,7 @@ def test_a_cell_past_its_limit_is_unknown_and_the_others_go_on(tmp_path):
     history = run(tmp_path, {"cell": 6.0, "request": 60.0}, none=(0, 1), eagle3=(0, 1000))
     slow, fine = history.cell("single-none"), history.cell("single-eagle3")
     assert (slow.state, fine.state) == ("failed", "complete")
-    assert "at most 6 s (timeouts.cell)" in slow.reason
+    assert "after 6 s (timeouts.cell)" in slow.reason
     assert "stuck_in_forward" in stacks_of(tmp_path, "single-none")
     assert stacks_of(tmp_path, "single-none").count(": cell") == 1
     judged = {c.cell: c.verdict for c in judge(history, baselines_for(history)).cells}
@@ -292,7 +292,7 @@ def test_a_run_past_its_limit_ends_and_what_has_not_started_is_unknown(tmp_path,
     assert [c.state for c in history.run.cells] == ["failed"] * 3
     # One of the ten answered the first request; what was answered in time is kept.
     assert len(history.observations) == 9
-    assert all("at most 8 s (timeouts.run)" in c.reason for c in history.run.cells)
+    assert all("after 8 s (timeouts.run)" in c.reason for c in history.run.cells)
     assert history.run.finished is not None and not history.run.interrupted
     assert len(list((tmp_path / "logs").glob("*.stacks.txt"))) == 1
     nothing_left()

@@ -180,7 +180,7 @@ def judge_pooled_drafts(cell: CellView, pooled: PooledDrafts) -> CheckResult:
         return conclude(name, cell.id, tested.sample.prompts, [], note=note, figures=figures)
     message = (
         f"a {change} of accepted drafts after hand-offs, over all P/D cells together and against their single "
-        f"engines (p {tested.p:.2g}, level {pooled.alpha:.2g}): {'; '.join(map(_describe, too))}; of this cell"
+        f"engines (p {tested.p:.2g}, level {pooled.alpha:.2g}): {'; '.join(map(_describe, too))}; of this cell "
         + ", ".join(f"{a:.4f} → {b:.4f}" for a, b in (mine[c.difference.column] for c in too))
         + f"; {why}"
     )

@@ -169,7 +169,7 @@ def test_p_may_be_of_another_vllm(monkeypatch):
 
 def test_a_p_without_nixl_or_of_another_build_is_refused(monkeypatch):
     prepared = prepare("cpu", ["pd-none"])
-    for changed, words in (({"nixl": None}, "need the package nixl"), ({"vllm_build": "gpu"}, "built for CPU engines")):
+    for changed, words in (({"nixl": None}, "need the package nixl"), ({"vllm_build": "gpu"}, "built for GPUs")):
         of_p = OLDER.model_copy(update=changed)
         monkeypatch.setattr(
             environment, "inspect_environment", lambda _, option="", p=of_p: p if option else ENVIRONMENT

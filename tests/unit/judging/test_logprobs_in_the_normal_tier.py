@@ -55,7 +55,7 @@ def test_lost_layer_that_leaves_all_tokens_right_fails():
         assert {n for n, r in found[cell].items() if r.verdict is not Verdict.PASS} == {NAME}
         (finding,) = found[cell][NAME].findings
         assert (finding.verdict, finding.damage) == (Verdict.REGRESSION, "target-kv")
-        assert "found a drop in 1 of 1 columns: all@probability" in finding.message
+        assert "in 1 of 1 columns: all@probability" in finding.message
         assert -10 < finding.evidence.columns[0].effect_points < -3
     assert not any(NAME in found[cell] for cell in ("single-none", "single-eagle3"))
 

@@ -47,7 +47,7 @@ def test_a_pair_without_nixl_cannot_pass_and_says_why_once():
     assert pair.verdict is Verdict.UNKNOWN
     (finding,) = [f for r in pair.results for f in r.findings]
     assert (finding.check, finding.verdict) == ("transfer", Verdict.UNKNOWN)
-    assert "found MooncakeConnector" in finding.message
+    assert "MooncakeConnector is not NIXL" in finding.message
     (single,) = [c for c in judgement.cells if c.cell == "single-none"]
     assert single.verdict is Verdict.PASS
 
