@@ -122,7 +122,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "P hands over other blocks of its pool",
         fault=_other_blocks(lambda group: [b % 24 + 2 for b in group]),
         verdicts=R,
-        reason="expected the tokens of",
+        reason="the baseline has",
     ),
     _on_d(
         "lost-parameters",
@@ -197,7 +197,7 @@ HANDOFFS: tuple[ExchangeDrill, ...] = (
         "P hands over ids of blocks that no pool has",
         fault=_other_blocks(lambda group: [9999] * len(group)),
         verdicts=EITHER,
-        reason=f"{_BROKEN}|ended by itself|expected the tokens of|to publish each block",
+        reason=f"{_BROKEN}|ended by itself|the baseline has|published a block",
         fatal=True,
     ),
 )

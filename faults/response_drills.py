@@ -7,7 +7,7 @@ from faults.request_drill import EITHER, R, U, on_answers
 from harness.history.verdict import Verdict
 
 _SHAPE = "expected a completion with one choice"
-_TOKENS = "expected the tokens of"
+_TOKENS = "the baseline has"
 _NO_DRAFT = "speculation was not tested"
 _PROMPT_SENT = "prompt ids that were sent"
 _MODEL = "model 'target'"
@@ -150,10 +150,15 @@ _FIGURES = (
             )
         ),
         R,
-        "per-step counts to add up",
+        "per-step counts do not add up",
     ),
     on_answers(
-        "acceptance-cut", "steps for half of the tokens", "single", a.edited(a.steps_cut), R, "verify steps to account"
+        "acceptance-cut",
+        "steps for half of the tokens",
+        "single",
+        a.edited(a.steps_cut),
+        R,
+        "verify steps account for fewer",
     ),
     on_answers(
         "acceptance-over",
@@ -161,7 +166,7 @@ _FIGURES = (
         "single",
         a.edited(lambda b: a.speculation(b).update(per_step_drafted=[0] * len(a.speculation(b)["per_step_drafted"]))),
         R,
-        "no step to accept more|add up",
+        "a step accepts more drafts|add up",
     ),
     on_answers(
         "no-drafts",

@@ -186,6 +186,6 @@ def _frame(rows: Iterator[Iterator[dict[str, Any]]]) -> pd.DataFrame:
         import pandas as pd
     except ModuleNotFoundError as error:
         raise UsageError(
-            "expected pandas for a frame, found none; pip install 'kv-acceptance-harness[frames]'"
+            "frames need pandas, which is not here; pip install 'kv-acceptance-harness[frames]'"
         ) from error
     return pd.DataFrame([row for of_run in rows for row in of_run]).convert_dtypes()

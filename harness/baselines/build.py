@@ -33,14 +33,14 @@ def require_reference_run(history: History) -> None:
     run = history.run
     mutants = run.mutants or tuple(m for e in run.engines for m in e.mutants)
     if mutants:
-        found = f"injected faults {', '.join(dict.fromkeys(mutants))}"
+        found = f"its engines had injected faults ({', '.join(dict.fromkeys(mutants))})"
     elif run.reasked_after_findings:
-        found = "a run that was resumed after wrong answers"
+        found = "it was resumed after wrong answers"
     elif run.merged is not None and run.merged.unsettled:
-        found = "a run that was merged from parts that contradict each other"
+        found = "it was merged from parts that contradict each other"
     else:
         return
-    raise UsageError(f"{history.folder}: expected a run of unmodified engines, found {found}; record it again")
+    raise UsageError(f"{history.folder}: {found}, so it gives no baselines; record it again")
 
 
 def incomplete(history: History) -> dict[str, str]:
@@ -119,11 +119,11 @@ def new_baselines(
             stored = (
                 "none" if old is None else f"vLLM {old.header.identity.vllm or '?'}, {counted(len(old.rows), 'row')}"
             )
-            need = f"; rows are kept of a baseline of the same vLLM that has them, found {stored} in {folder}"
+            need = f"; their rows can be kept from a baseline of the same vLLM, and {folder} has {stored}"
             raise UsageError(
-                f"{cell}: expected an answer to every prompt, found that {len(unasked)} of {len(prompts.prompts)} were "
-                f"not sent cold: a run of the matrix sends some in scenarios only{need if keep_unasked else ''}; "
-                f"record the baselines anew (harness baseline record -p {source}); nothing was recorded"
+                f"{cell}: {len(unasked)} of {len(prompts.prompts)} prompts were not sent cold, since a run of the "
+                f"matrix sends some in scenarios only{need if keep_unasked else ''}; nothing was recorded: record "
+                f"the baselines anew (harness baseline record -p {source})"
             )
         kept[method] = len(keep)
         fresh = rows_from(
@@ -210,7 +210,7 @@ def _require_repetition(history: History, again: History) -> None:
     """Raise UsageError unless ``again`` is another run with the same identities and prompts."""
     require_reference_run(again)
     if again.run.run_id == history.run.run_id:
-        raise UsageError(f"{again.folder}: expected a repetition, found the run itself")
+        raise UsageError(f"--again {again.folder}: this is the run itself; name a repetition of it")
     if again.run.prompts_sha256 != history.run.prompts_sha256:
         raise UsageError(
             f"{again.folder}: expected a repetition of {history.folder}, found a run with different prompts"
@@ -272,8 +272,8 @@ def _require_same_tokens(collected: _Rows, plain_rows: _Rows, near_tie_nats: flo
             reference = plain.get(row.prompt_id)
             if reference is not None and not _same_tokens(reference, row, near_tie_nats):
                 raise UsageError(
-                    f"single-{method}: expected the tokens of the plain engine for prompt "
-                    f"{row.prompt_id}, found others; a reference must be correct, so nothing was recorded"
+                    f"single-{method}: prompt {row.prompt_id} has other tokens than on the plain engine; a reference "
+                    "must be correct, so nothing was recorded"
                 )
 
 

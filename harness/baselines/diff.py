@@ -1,4 +1,4 @@
-"""Describe in words what changed between two baselines, for code review."""
+"""Describe what changed between two baselines, for code review."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ class StoredBaseline(NamedTuple):
         """Do the same as ``load``, but always read from disk."""
         if load_header(self.path) != self.header:
             raise DataError(
-                f"baseline {self.path}: expected it unchanged since judging began, found that it was modified; judge "
-                "again when nothing is writing to it"
+                f"baseline {self.path} was changed while it was read; judge again when nothing is writing to it"
             )
         text = read_table(self.path, self.header)
         baseline = with_rows(self.path, self.header, text)

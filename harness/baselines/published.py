@@ -66,7 +66,7 @@ class Band(Strict):
         ]
 
     def describe(self) -> str:
-        """Return the row in words, with a remark if its figures are inconsistent."""
+        """Return the row as text, with a remark if its figures are inconsistent."""
         parts = [f"rates {' '.join(f'{r:.4g}' for r in self.rates)}"] if self.rates else []
         parts += [f"length {self.length:g}"] if self.length is not None else []
         words = f"published: {', '.join(parts)}, ±{100 * self.tolerance:g} % ({self.origin})"

@@ -52,16 +52,16 @@ def ab_command(
     addresses = ("http://", "https://")
     if head is not None and head.startswith(addresses):
         raise UsageError(
-            f"--head {head}: expected a vLLM whose engines can be started, found the address of a server, which only "
-            "--base can be; record servers with `harness run --single`, and compare with `harness check --against`"
+            f"--head {head} is the address of a server, which only --base can be; record servers with `harness run "
+            "--single`, and compare with `harness check --against`"
         )
     url = base is not None and base.startswith(addresses)
     if model is not None and not url:
         raise UsageError(f"--model {model} names a model of a server that runs already; give its address as --base")
     if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
-            f"expected another --head than --base, or --engine-arg or --engine-env, found {head or 'none of them'}"
-            f"{' for both' if head else ''}; `harness aa` compares equal engines"
+            f"base and head are the same vLLM{f', {head}' if head else ''}: give another --head, or flags for head "
+            "with --engine-arg or --engine-env; `harness aa` compares equal engines"
         )
     from harness.commands.ab import PAGE, attached, conclusion, record_both, started, with_references
     from harness.engines.builds import engine_python

@@ -132,12 +132,12 @@ def _interrupted() -> NoReturn:
 def _file_trouble(error: OSError) -> str:
     """Return an OSError in a sentence: of the system, or of a library that raises it for whatever it cannot load."""
     if error.strerror is None:
-        return f"expected to read what the command needs, found {' '.join(str(error).split())[:400]}"
+        return f"what the command needs cannot be read: {' '.join(str(error).split())[:400]}"
     if error.filename is None:
-        return f"expected to write its output, found {error.strerror}"
+        return f"the output cannot be written: {error.strerror}"
     return (
-        f"expected to read and write its files, found {error.strerror}: {error.filename}; choose a writable folder "
-        "with free space"
+        f"a file cannot be read or written ({error.strerror}: {error.filename}); choose a writable folder with free "
+        "space"
     )
 
 

@@ -93,8 +93,8 @@ class TriedOptions(NamedTuple):
         if given is None or (self.finding is None and Path(given).is_dir()):
             found = f"no finding of {given}" if given is not None else "neither"
             raise UsageError(
-                f"expected [RUN_DIR] FINDING, or --cell and --prompt, found {found}; `harness list findings RUN_DIR` "
-                "lists those of a run"
+                f"name what to try, [RUN_DIR] FINDING or --cell and --prompt; found {found}. `harness list findings "
+                "RUN_DIR` lists the findings of a run"
             )
         folder, wanted = (Path(given), self.finding) if self.finding is not None else (LATEST, given)
         require_run(folder)
@@ -197,8 +197,8 @@ def repro_command(
     flags = engines.flags()
     if flags.options and (shrink or export is not None):
         raise UsageError(
-            f"expected --shrink and --export without --engine-arg and --engine-env, found {shlex.join(flags.options)}; "
-            "an exported case could not tell what they do; write them into a profile (engine.extra_args, engine.env)"
+            f"--shrink and --export exclude {shlex.join(flags.options)}, since an exported case could not tell what "
+            "these do; write them into a profile (engine.extra_args, engine.env)"
         )
     prepared, target, mutants = of.to_try(trust_code, rate, flags)
     require_free(prepared, flags, every_role=run is None)
@@ -268,13 +268,13 @@ def _shrink(
 def _require_new(export: Path, issue: bool, in_place: bool) -> None:
     """Raise UsageError unless the files can be written beside what is there."""
     if not export.parent.is_dir():
-        raise UsageError(f"--export {export}: expected a folder {export.parent}, found none; create it, or correct it")
+        raise UsageError(f"--export {export}: there is no folder {export.parent}; make it, or name another file")
     from harness.commands.export import archive_of
 
     beside = [*([] if in_place else [archive_of(export)]), *([export.with_suffix(".md")] if issue else [])]
     for file in (export, *beside):
         if file.exists():
-            raise UsageError(f"--export {export}: expected no file {file}, found one; name another, or remove it")
+            raise UsageError(f"--export {export}: {file} exists already; name another file, or remove it")
 
 
 def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
@@ -339,9 +339,9 @@ def bisect_command(
     most = repeat or MOST_TRIES
     if most < target.goal.tries:
         raise UsageError(
-            f"--repeat: expected at least {target.goal.tries} attempts per version, which exclude {target.goal.words} "
-            f"when they are quiet, found {most}, with which no version could be called good; give --repeat "
-            f"{target.goal.tries}, or --rate if it shows more often than that"
+            f"--repeat {most}: too few to call any version good, since it takes {target.goal.tries} quiet attempts "
+            f"to exclude {target.goal.words}; give --repeat {target.goal.tries}, or --rate if it shows more often "
+            "than that"
         )
     device = prepared.profile.engine.device
     package = DISTRIBUTIONS[device]

@@ -60,7 +60,10 @@ def models_command(
     problems = [f"{role}: {error}" for role, error in errors]
     code = max((error.exit_code for _, error in errors), default=0)
     if verify:
-        damaged = _damaged(hub, found, made)
+        from harness.util.progress import saying
+
+        with saying("reading the files of the cache"):
+            damaged = _damaged(hub, found, made)
         problems += damaged
         code = max(code, EXIT_UNKNOWN if damaged else 0)
     if as_json:
@@ -88,14 +91,12 @@ def _damaged(hub: Hub, found: list[Model], made: list[Convertible]) -> list[str]
     for model in found:
         folder = hub.snapshot_folder(model.reference.repo, model.commit or "")
         out += [
-            f"{model.role}: {folder / n}: expected a file that matches its checksum, found one that does not; "
-            "remove the file it links to and download again"
+            f"{model.role}: {folder / n} does not match its checksum; remove the file it links to and download again"
             for n in (damaged_files(folder) if model.cached else [])
         ]
     for one in made:
         out += [
-            f"{one.role}: {one.folder / n}: expected a file that matches its checksum, found one that does not; remove "
-            f"{one.folder}, and it is made anew"
+            f"{one.role}: {one.folder / n} does not match its checksum; remove {one.folder}, and it is made anew"
             for n in (damaged(one.folder) if one.folder is not None else [])
             if one.folder is not None
         ]

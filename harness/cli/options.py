@@ -61,9 +61,7 @@ def _run(context: typer.Context, value: Path) -> Path:
 def folder_alone(context: typer.Context, value: Path | None) -> Path | None:
     """Raise UsageError for what is, or looks like, the file of a report where a folder is meant."""
     if value is not None and not context.resilient_parsing and (value.suffix.lower() == ".html" or value.is_file()):
-        raise UsageError(
-            f"--out {value}: expected a folder, found the name of a file; name the folder that it is to be written into"
-        )
+        raise UsageError(f"--out {value}: this is the name of a file; name the folder to write into")
     return value
 
 
@@ -321,8 +319,8 @@ def quick_form(profile: str) -> str:
     quick = str(path.with_stem(f"{path.stem}-quick"))
     if quick not in shipped_profile_names() and not Path(quick).is_file():
         raise UsageError(
-            f"--quick: expected a quick form of the profile {profile}, found no {quick}; write one that extends it "
-            "(docs/profiles.md), or leave --quick out"
+            f"--quick: profile {profile} has no quick form ({quick}); write one that extends it (docs/profiles.md), "
+            "or leave --quick out"
         )
     return quick
 

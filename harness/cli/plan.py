@@ -55,7 +55,7 @@ def plan_command(
 
     chosen = of.chosen()
     if as_json and (schema or full or commands):
-        raise UsageError("--json: expected it without --full, --schema and --commands, found one of them")
+        raise UsageError("--json excludes --full, --schema and --commands; leave one out")
     if not commands and (engine_python is not None or witness_notes is not None):
         given = "--engine-python" if engine_python is not None else "--witness-notes"
         raise UsageError(f"{given} is for the commands of engines; add --commands, or leave it out")

@@ -83,9 +83,11 @@ class SetOptions(NamedTuple):
         layout = layout_of(self.block_size, self.lookahead, profile)
         folder = self.tokenizer or (profile.tokenizer_folder if profile is not None else default)
         if folder is None:
-            raise UsageError("expected --tokenizer DIR or --for-profile PROFILE, found neither")
+            raise UsageError("name the tokenizer: --tokenizer DIR, or --for-profile PROFILE for that of a profile")
         if not (folder / "tokenizer_config.json").is_file():
-            raise UsageError(f"--tokenizer {folder}: expected a folder with tokenizer_config.json, found none")
+            raise UsageError(
+                f"--tokenizer {folder}: there is no tokenizer_config.json in it; name the folder of a tokenizer"
+            )
         return folder, layout._replace(
             max_blocks=self.max_blocks, seed=self.seed, held_out=self.held_out, per_length=per_length
         )
@@ -212,8 +214,8 @@ def build_recipe(
     parts = parts_with_recipes(profile)
     if not parts:
         raise UsageError(
-            f"--profile {profile}: expected a recipe for prompts in it (workload.recipe), found none; write one, or "
-            "build a set of a kind, for example with `harness prompts build natural --for-profile`"
+            f"--profile {profile}: the profile has no recipe for prompts (workload.recipe); write one, or build a "
+            f"set of a kind, for example with `harness prompts build natural --for-profile {profile}`"
         )
     raise typer.Exit(build_recipes(parts, file, overwrite))
 
@@ -317,7 +319,9 @@ def layout_of(block_sizes: list[int] | None, lookaheads: list[int] | None, profi
     wanted = lookaheads or ([m.lookahead for m in profile.methods] if profile else [_LOOKAHEAD])
     largest, *smaller = sorted(set(wanted), reverse=True)
     if largest >= min(sizes):
-        raise UsageError(f"--lookahead: expected less than --block-size {min(sizes)}, found {largest}")
+        raise UsageError(
+            f"--lookahead {largest}: a lookahead has to be smaller than a block (--block-size {min(sizes)})"
+        )
     # Below 2, the lookahead stratum has no length of its own.
     more = tuple(n for n in smaller if n > 1)
     return Layout(block_size=sizes[0], lookahead=largest, more_sizes=sizes[1:], more_lookaheads=more)
@@ -337,8 +341,8 @@ def count_per_stratum(given: int | None, source: str | None, effect: float | Non
     prompts = profile_without_prompts(source).workload.prompts
     if not prompts.is_file():
         raise UsageError(
-            f"--effect: expected the profile's prompt set {prompts}, which determines the tests, found none; build a "
-            "first one with --per-stratum"
+            f"--effect: the profile's prompt set {prompts} does not exist, and the tests depend on it; build a first "
+            "one with --per-stratum"
         )
     return per_stratum(prepare(source, ()), effect)
 
@@ -352,7 +356,7 @@ def parse_day(given: str | None) -> date:
     try:
         return date.fromisoformat(given)
     except ValueError as error:
-        raise UsageError(f"--date {given!r}: expected a day as YYYY-MM-DD, found something else") from error
+        raise UsageError(f"--date {given!r} is no day; write it as YYYY-MM-DD") from error
 
 
 _SHORT_QUESTION = 4

@@ -93,8 +93,8 @@ class ServerOptions(NamedTuple):
             )
         if self.witness_notes is not None and not self.witness_notes.is_dir():
             raise UsageError(
-                f"--witness-notes {self.witness_notes}: expected the folder that the servers were started with as "
-                "KV_HARNESS_WITNESS, found no folder; correct the path"
+                f"--witness-notes {self.witness_notes}: there is no such folder; give the one that the servers were "
+                "started with (KV_HARNESS_WITNESS)"
             )
         if self.model is not None and not self.urls:
             raise UsageError(
@@ -103,8 +103,7 @@ class ServerOptions(NamedTuple):
             )
         if self.router is not None and not (self.prefill and self.decode):
             raise UsageError(
-                "--router: expected --prefill and --decode with it, found one missing; their counters are the proof "
-                "of what the router did"
+                "--router needs --prefill and --decode, whose counters prove what the router did; add them"
             )
 
 
@@ -366,9 +365,7 @@ def _resume(
     left = prepare_resume(run_dir)
     require_same_flags(left.history.run.engine_flags, flags, left.history.run.run_id)
     if left.history.run.attached:
-        raise UsageError(
-            "--resume: expected a run of engines that it starts, found one of attached servers; ask them anew"
-        )
+        raise UsageError("--resume: a run of servers that ran already cannot be resumed; ask them anew")
     chosen = make_executor(choice, list(left.history.run.mutants), base_port)
     what = f"resuming {left.history.run.run_id}: {len(left.again)} of {counted(len(left.history.run.cells), 'cell')}"
     how = RunOptions(engines.engine_python, chosen, flags=flags)

@@ -61,9 +61,9 @@ def attached(prepared: Prepared, url: str, key: ApiKey | None, model: str | None
     cells = [c for c in prepared.plan.cells if c.topology == "single" and not c.routed]
     if others := [c.id for c in cells if c.method.kind != "none"]:
         raise UsageError(
-            f"--base {url}: expected cells without speculation, which one server can answer for (--cell '*-none'), "
-            f"found {', '.join(others)}; record the servers with `harness run --single` and compare with `harness "
-            "check --against`"
+            f"--base {url}: one server can answer for cells without speculation alone (--cell '*-none'), not for "
+            f"{', '.join(others)}; record the servers with `harness run --single` and compare with `harness check "
+            "--against`"
         )
     works = tuple(w for w in prepared.works if w.cell in cells)
     alone = prepared._replace(plan=make_plan(prepared.profile, cells), works=works, lacking={})
@@ -123,7 +123,7 @@ def _recorded(side: Side, folder: Path, reporter: Reporter) -> Path:
     outcome = execute(side.prepared, folder / side.name, reporter, side.options._replace(must_start=True))
     if outcome.summary.history.answered == 0 and not outcome.summary.history.run.interrupted:
         raise EngineStartError(
-            f"{side.name}: expected answers to compare, found none: {cause(outcome.summary)}; correct that, and see "
+            f"{side.name} gave no answers to compare: {cause(outcome.summary)}; correct that, and see "
             f"{outcome.folder / 'report.html'}"
         )
     return outcome.folder
@@ -164,5 +164,5 @@ def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
     if unknown:
         causes = dict(zip(comparison.names, map(cause, comparison.runs), strict=True))
         whose = "; ".join(f"{', '.join(cells[:6])} of {name}: {causes[name]}" for name, cells in unknown.items())
-        return Verdict.UNKNOWN, f"nothing tells head from base, and not judged is {whose}"
+        return Verdict.UNKNOWN, f"no other difference, but not all could be judged: {whose}"
     return Verdict.PASS, "head has no finding that base does not have, judged by the single engines of base"

@@ -76,10 +76,10 @@ def cells_of(server: Server, source: str) -> list[str]:
         raise UsageError(f"--single {server.url}: the server does not tell its method; name its cell with --cell")
     found = [c.id for c in singles if c.method.draft_tokens == drafts and _may_be(c.method, (told or {}).get("method"))]
     if len(found) != 1:
-        which = listed(found, "or") if found else "none"
+        which = f"as {listed(found, 'or')}" if found else "as no single cell of the profile"
         raise UsageError(
-            f"--single {server.url}: expected one single cell with {drafts} drafts a step, as the server has, found "
-            f"{which}; name its cell with --cell, or give another profile"
+            f"--single {server.url}: the server drafts {drafts} tokens a step, {which}; name its cell with --cell, or "
+            "give another profile"
         )
     return found
 
@@ -99,8 +99,8 @@ def _require_no_loss(prepared: Prepared, folder: Path) -> None:
         lost = [] if known.baseline is None else [r for r in known.baseline.rows if r.prompt_id not in asked]
         if lost:
             raise UsageError(
-                f"{folder}: expected to ask all prompts of the baseline of {lineup} there, found {len(lost)} that this "
-                "profile does not send (workload.per_stratum); record with the profile that sends them, or name "
+                f"{folder}: its baseline of {lineup} has {len(lost)} prompts that this profile does not send "
+                "(workload.per_stratum) and that would be lost; record with the profile that sends them, or name "
                 "another folder with --baselines DIR"
             )
 
@@ -127,9 +127,8 @@ def folder_for(prepared: Prepared, given: Path | None, flags: Sequence[str]) -> 
     usual = prepared.profile.baselines
     if flags and (given is None or given.resolve() == usual.resolve()):
         raise UsageError(
-            f"expected --baselines DIR, a folder of its own for baselines of engines with {shlex.join(flags)}, found "
-            f"{usual}, where the profile has those of engines without; runs are judged by that folder with `harness "
-            "check --baselines DIR`"
+            f"baselines of engines with {shlex.join(flags)} need a folder of their own, since {usual} has those of "
+            "engines without: add --baselines DIR, and judge runs by it with `harness check --baselines DIR`"
         )
     return given or usual
 
@@ -142,13 +141,13 @@ class Change(NamedTuple):
 def compare(old: Path, new: Path) -> list[Change]:
     """Return the changes between two baselines (``.json`` files) or two folders of them."""
     if old.is_dir() != new.is_dir():
-        raise UsageError("expected two baseline files or two folders of them, found one of each")
+        raise UsageError("one is a file and the other a folder; give two baseline files, or two folders of them")
     if not old.is_dir():
         lines = diff(_load(old), _load(new))
         return [Change(new.name, tuple(lines))] if lines else []
     before, after = ({p.name: p for p in stored(folder)} for folder in (old, new))
     if not before and not after:
-        raise UsageError(f"expected baselines in {old} or {new}, found none")
+        raise UsageError(f"there are no baselines in {old} and {new}; correct the paths")
     out = [Change(name, ("only in the old folder",)) for name in before if name not in after]
     out += [Change(name, ("only in the new folder",)) for name in after if name not in before]
     for name in sorted(set(before) & set(after)):
@@ -159,7 +158,7 @@ def compare(old: Path, new: Path) -> list[Change]:
 
 def _load(path: Path) -> Baseline:
     if not path.is_file():
-        raise UsageError(f"expected a baseline file or a folder of them at {path}, found none")
+        raise UsageError(f"there is no baseline, and no folder of them, at {path}; correct the path")
     return load_baseline(path.with_suffix(".json"))
 
 

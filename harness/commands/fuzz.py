@@ -25,12 +25,14 @@ def prepare_fuzz(source: str, patterns: Sequence[str], seed: int, minutes: float
     """Write a profile with random traces that take about so many minutes below ``out``, and prepare it. Raises
     UsageError when the profile has axes or no prompt with a known answer, and the errors of ``prepare``."""
     if axes := load_profile(source).axes:
-        raise UsageError(f"profile {source}: expected a profile without axes, found {', '.join(axes)}")
+        raise UsageError(
+            f"profile {source} has axes ({', '.join(axes)}), which random traces cannot have; name a profile without"
+        )
     plain = prepare(source, patterns, [COLD], prompts_per_stratum=COLD_PER_STRATUM)
     if all(p.expected is None for p in plain.prompts.prompts):
         raise UsageError(
-            f"profile {source}: expected prompts whose right answer is known, which random traces are judged by, "
-            f"found none in {plain.profile.workload.prompts.name}; name a profile with probe models"
+            f"profile {source}: random traces are judged by prompts whose right answer is known, and "
+            f"{plain.profile.workload.prompts.name} has none; name a profile with probe models"
         )
     traces = _traces(plain, seed, max(0.0, minutes * 60 - plain.expected_s))
     path = out.absolute() / f"fuzz-{plain.profile.name}-{seed}.yaml"

@@ -193,7 +193,7 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     if out is not None and out.exists():
         yield f"--out {out}: this file exists already; name another one, or remove it"
     if out is not None and not out.absolute().parent.is_dir():
-        yield f"--out {out}: expected a folder {out.absolute().parent}, found none; make it, or name another file"
+        yield f"--out {out}: there is no folder {out.absolute().parent}; make it, or name another file"
     if method not in ("none", *KNOWN_METHODS):
         near = nearest(method, KNOWN_METHODS)
         hint = f"did you mean {listed(near, 'or')}?" if near else f"it knows none, {', '.join(KNOWN_METHODS)}."
@@ -204,11 +204,11 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     traits = traits_of(method, {})
     if method == "none" and (drafter is not None or drafts is not None):
         found = "--drafter" if drafter is not None else "-k"
-        yield f"{found}: expected --method NAME with it, the method that drafts, found none; name one of vLLM's"
+        yield f"{found} needs --method NAME, the method that drafts; add one of vLLM's"
     if traits.drafter == "needed" and drafter is None:
-        yield f"--method {method}: expected --drafter MODEL with it, the model that drafts, found none"
+        yield f"--method {method} needs --drafter MODEL, the model that drafts; add it"
     if traits.drafter == "none" and method != "none" and drafter is not None:
-        yield f"--method {method}: expected no --drafter, since it drafts without a model, found {drafter}"
+        yield f"--method {method} drafts without a model; leave --drafter {drafter} out"
     most = 16 if method in SHORT_FORMS else MOST_DRAFTS
     if drafts is not None and not 1 <= drafts <= most:
         yield f"-k {drafts}: expected 1 to {most} drafts a step"
@@ -285,7 +285,7 @@ def recipe_of(questions: Path | None, folder: Path) -> tuple[str, str, int]:
     count = len(read_texts(questions, "prompt", "all").rows)
     if count < 2:
         raise UsageError(
-            f"--questions {questions}: expected at least two texts, one for each half, found {count}; add some"
+            f"--questions {questions}: {count} of the two texts that are needed, one for each half; add some"
         )
     lines = f"    file: {_scalar(seen_from(questions, folder))}\n    turns: all\n"
     return f"The texts of {questions.name}", lines, count
@@ -320,8 +320,8 @@ def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path
     raw = named_on_hub(given, Path.cwd())
     if raw is None:
         raise UsageError(
-            f"{option} {given}: expected a folder, or a name on the hub (ORGANISATION/NAME, with @REVISION where "
-            "it is not main), found neither"
+            f"{option} {given} is no folder, and no name on the hub (ORGANISATION/NAME, with @REVISION where it is "
+            "not main); correct it"
         )
     try:
         reference = ModelReference.model_validate(raw)
@@ -334,8 +334,8 @@ def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path
         return [f"{reference.repo}@{commit}"]
     return [
         given,
-        f"{given} is not pinned to a commit, so it stands for whatever it is when it is downloaded: add @COMMIT behind "
-        f"its name, which `harness models --profile {file}` shows once the hub answers ({why})",
+        f"{given} is not pinned, because the hub does not answer ({why}): add @COMMIT behind its name; `harness "
+        f"models --profile {file}` shows it once the hub answers",
     ]
 
 

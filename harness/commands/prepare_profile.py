@@ -72,8 +72,8 @@ def make_missing(
             return
         if step in done:
             raise EnvironmentFault(
-                f"--prepare: expected {command} to {step.what.split(':')[0]}, found the same missing as before; run "
-                "`harness doctor` with this profile to see what"
+                f"--prepare: {command} ended well, but the same is missing as before; run `harness doctor` with this "
+                "profile to see what"
             )
         done.add(step)
         tell(f"to {step.what}: {command}")
@@ -81,6 +81,6 @@ def make_missing(
         if code:
             kind = UsageError if code == UsageError.exit_code else EnvironmentFault
             raise kind(
-                f"--prepare: expected {command} to succeed, found exit code {code}; put right what it says"
+                f"--prepare: {command} failed (exit code {code}); put right what it says"
                 + (f", or {step.way_out}" if step.way_out else "")
             )

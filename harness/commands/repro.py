@@ -191,10 +191,9 @@ def find(judgement: Judgement, wanted: str) -> Finding:
         return (exact or begun)[0]
     known = [f.id for f in begun] or list(dict.fromkeys(f.id for f in findings))
     shown = "\n".join(f"    {i}" for i in known[:12]) + (f"\n    … {len(known) - 12} more" if len(known) > 12 else "")
-    what = f"{len(begun)} of them" if begun else "none"
+    what = f"{len(begun)} findings" if begun else "no finding"
     raise UsageError(
-        f"expected the id of a finding of {judgement.run_id}, or a beginning that only one has, found {what} for "
-        f"{wanted!r}; "
+        f"{wanted!r} matches {what} of {judgement.run_id}; give {'more of the id' if begun else 'the id of one'}; "
         + (f"{unlisted} more are counted and not listed, try theirs with --cell and --prompt; " if unlisted else "")
         + (f"there are:\n{shown}" if known else "the run has no findings")
     )
@@ -255,8 +254,8 @@ def from_run(
     history = load_history(run_dir)
     if history.run.attached:
         raise UsageError(
-            f"{run_dir}: expected a run of engines that it started, found one of servers that ran already, which are "
-            f"asked again with: {asked_by(history)}; to try on engines that are started here: --cell and --prompt"
+            f"{run_dir}: this run asked servers that ran already; ask them again with: {asked_by(history)}; or try "
+            "it on engines that are started here, with --cell and --prompt"
         )
     require_trusted(history.run.profile, trust_code)
     require_same_flags(history.run.engine_flags, flags, history.run.run_id)
@@ -302,8 +301,8 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
         recorded = str(identity.get("prompts_sha256", history.run.prompts_sha256))
         if prompts.sha256 != recorded:
             raise UsageError(
-                f"{profile.workload.prompts}: expected the prompts of the run ({recorded[:12]}…), found "
-                f"different ones ({prompts.sha256[:12]}…); restore the file that the run used"
+                f"{profile.workload.prompts} is not the prompt set of the run (its hash is {prompts.sha256[:12]}…, "
+                f"the run's {recorded[:12]}…); restore the file that the run used"
             )
     cells = {c.id: c for c in all_cells(profile)}
     if target.cell not in cells:
@@ -314,8 +313,8 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
         near = nearest(target.prompt, [*strata, *ids])
         hint = f"; did you mean {listed(near, 'or')}?" if near else ""
         raise UsageError(
-            f"--prompt {target.prompt!r}: expected the id of a prompt of {profile.workload.prompts.name}, or a stratum "
-            f"({', '.join(strata)}), found neither{hint}"
+            f"--prompt {target.prompt!r} is neither a prompt of {profile.workload.prompts.name} nor a stratum "
+            f"({', '.join(strata)}){hint}"
         )
     choice = Choice(
         scenarios=(target.scenario,),
@@ -327,7 +326,7 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     if target.instance is not None:
         work = work._replace(scripts=tuple(s for s in work.scripts if s.instance == target.instance))
     if not work.requests:
-        raise UsageError(f"expected {target.cell} to be sent something in {target.scenario}, found nothing to send")
+        raise UsageError(f"{target.cell} is sent nothing in {target.scenario}; name another cell or scenario")
     # A single cell may have run on the decode engine of a pair, so the same engines are started.
     groups = {c.cell: c.group for c in history.run.cells} if history is not None else {}
     together = {cell for cell, group in groups.items() if group == groups.get(target.cell)}

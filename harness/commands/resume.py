@@ -117,8 +117,8 @@ def _require_resumable(history: History) -> None:
         )
     if name == SECOND or run.run_id != name:
         raise UsageError(
-            f"{folder}: expected the folder that `harness run` created for the run, found run {run.run_id} in {name}; "
-            "repetitions, tries and copies cannot be resumed"
+            f"{folder}: this folder is called {name} and its run {run.run_id}, so it is a repetition, a try or a "
+            "copy, which cannot be resumed"
         )
     lost = [c.cell for c in run.cells if c.state == "complete" and not history.in_order(c.cell)]
     if lost:

@@ -103,8 +103,8 @@ def look_at_router(url: str, key: ApiKey | None, behind: Iterable[Server], wante
     names = sorted({server.model for server in behind})
     if len(names) > 1:
         raise UsageError(
-            f"--router {url}: expected P and D to serve the model under one name behind a router that lists none at "
-            f"/v1/models, found {' and '.join(names)}; start both with the same --served-model-name"
+            f"--router {url} lists no model at /v1/models, so P and D have to serve theirs under one name, and they "
+            f"have {' and '.join(names)}; start both with the same --served-model-name"
         )
     return Front(root, key, names[0], lists_model=False)
 
@@ -262,7 +262,7 @@ class AttachedExecutor(HoldsNothing):
         versions = {server.version for server in self.servers.values()}
         if len(versions) > 1:
             found = ", ".join(sorted(version or "one that does not tell" for version in versions))
-            raise UsageError(f"expected servers of one vLLM, found {found}; judge them one by one")
+            raise UsageError(f"the servers run different versions of vLLM ({found}); judge them one by one")
         offered = [server.surfaces for server in self.servers.values()]
         surfaces = {name: all(of[name] for of in offered) for name in (*_PROBED, SERVER_INFO)}
         known = {"vllm": next(iter(versions)), "surfaces": surfaces}
@@ -277,25 +277,25 @@ class AttachedExecutor(HoldsNothing):
             missing = [role for role in roles if role not in self.servers]
             if groups and missing:
                 raise UsageError(
-                    f"expected --{' and --'.join(missing)} for {', '.join(groups[0].cell_ids)}, found none; name the "
-                    "server, or select other cells (--cell)"
+                    f"{', '.join(groups[0].cell_ids)} needs --{' and --'.join(missing)}; name the server, or select "
+                    "other cells (--cell)"
                 )
             if len(groups) > 1:
                 raise UsageError(
-                    f"expected cells of the one method that the servers run, found {', '.join(g.id for g in groups)}; "
-                    "select them with --cell"
+                    "servers run one method, and the selected cells are of several "
+                    f"({', '.join(g.id for g in groups)}); select those of the servers' method with --cell"
                 )
             if not groups and not missing:
                 named = " and ".join(f"--{server.option}" for role, server in self.servers.items() if role in roles)
-                raise UsageError(f"expected cells that {named} can answer, found none; select them with --cell")
+                raise UsageError(f"{named} can answer none of the selected cells; select others with --cell")
         routed = [c.id for g in plan.groups for c in g.cells if c.routed]
         if routed and self.router is None:
             raise UsageError(
-                f"expected --router for {routed[0]}, found none; name the router that runs in front of the pair, or "
+                f"{routed[0]} needs --router, the address of a router that runs in front of the pair; add it, or "
                 "leave *-router out with --cell"
             )
         if not routed and self.router is not None:
-            raise UsageError("expected cells that --router can answer, found none; select *-router, too, with --cell")
+            raise UsageError("--router can answer none of the selected cells; select *-router, too, with --cell")
         self._require_settings(plan, profile, works)
 
     def _require_settings(self, plan: Plan, profile: Profile, works: Sequence[CellWork] | None) -> None:

@@ -87,17 +87,15 @@ def in_order(
     """
     if good.version >= bad.version:
         raise UsageError(
-            f"expected --good to be older than --bad, found {good.version} and {bad.version}; bisect looks for the "
-            "first version that shows the finding"
+            f"--good {good.version} is not older than --bad {bad.version}; bisect looks for the first version that "
+            "shows the finding"
         )
     if not between and not (good.executable and bad.executable):
         released = listing()
         for option, end in (("--good", good), ("--bad", bad)):
             if end.executable is None and end.version not in released:
                 near = ", ".join(map(str, sorted(released)[-8:])) or "none"
-                raise UsageError(
-                    f"{option} {end.version}: expected a released version, found no such release; newest: {near}"
-                )
+                raise UsageError(f"{option} {end.version}: there is no such release; the newest are {near}")
         between = [Candidate(v, None) for v in released if good.version < v < bad.version]
     chosen = sorted([good, *between, bad], key=lambda c: c.version)
     for older, newer in pairwise(chosen):
@@ -105,7 +103,9 @@ def in_order(
             raise UsageError(f"expected each version once, found {newer.version} twice")
     if chosen[0] is not good or chosen[-1] is not bad:
         outside = ", ".join(str(c.version) for c in between if not good.version < c.version < bad.version)
-        raise UsageError(f"--candidate: expected versions between {good.version} and {bad.version}, found {outside}")
+        raise UsageError(
+            f"--candidate {outside} is not between {good.version} and {bad.version}; name versions that are"
+        )
     return chosen
 
 
@@ -258,7 +258,7 @@ class Cache:
                     self._build(build, folder, log)
         except OSError as error:
             raise EnvironmentFault(
-                f"{folder}: expected to write the cache of vLLM versions, found {error.strerror or error}; set "
+                f"the cache of vLLM versions {folder} cannot be written ({error.strerror or error}); set "
                 "XDG_CACHE_HOME to a folder with room"
             ) from error
         return str(folder / "bin" / "python")
@@ -286,7 +286,7 @@ class Cache:
             self._install(build, making, log)
             found = inspect_environment(str(making / "bin" / "python")).vllm
             if build.version is not None and Version(found) != build.version:
-                raise EnvironmentFault(f"expected {build.requirement} after installing it, found {found}")
+                raise EnvironmentFault(f"{build.requirement} was to be installed, but {found} was")
             making.rename(folder)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -393,8 +393,7 @@ def find_uv() -> str:
     found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if found is None:
         raise EnvironmentFault(
-            "expected uv, which installs vLLM versions, found none; run `python -m pip install uv`, or name "
-            "interpreters"
+            "uv, which installs versions of vLLM, is not here; run `python -m pip install uv`, or name interpreters"
         )
     return found
 

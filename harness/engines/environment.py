@@ -129,9 +129,9 @@ def need_build(environment: EngineEnvironment, device: str) -> None:
     """Raise EnvironmentFault unless vLLM, and torchvision beside it, are built for the profile's devices."""
     if environment.vllm_build != device:
         raise EnvironmentFault(
-            f"--engine-python {environment.executable}: expected a vLLM built for {device.upper()} engines, found one "
-            f"for {environment.vllm_build.upper()}s; install the extra `{device}` of this project, or use a profile "
-            f"with engine.device {environment.vllm_build}"
+            f"--engine-python {environment.executable}: its vLLM is built for {environment.vllm_build.upper()}s, and "
+            f"the profile asks for {device.upper()} engines; install the extra `{device}` of this project, or use a "
+            f"profile with engine.device {environment.vllm_build}"
         )
 
     if "+cpu" in (environment.torch or "") and "+cpu" not in (environment.torchvision or "+cpu"):

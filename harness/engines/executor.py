@@ -140,7 +140,7 @@ class ExecutorChoice(NamedTuple):
 def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port: int | None = None) -> Executor:
     """Return the chosen executor, which has not started or connected to anything yet. Raises UsageError."""
     if choice.name not in ("local", "ray"):
-        raise UsageError(f"--executor: expected local or ray, found {choice.name!r}")
+        raise UsageError(f"--executor {choice.name!r}: there are local and ray")
     if choice.name == "local":
         for option, value in zip(("--ray-address", "--pair-nodes"), choice[1:], strict=True):
             if value is not None:
@@ -148,8 +148,8 @@ def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port
         return LocalExecutor(base_port)
     if mutants:
         raise UsageError(
-            f"--executor ray: expected no --mutant, found {', '.join(mutants)}: they are switched by files on the "
-            "machine of the harness; run them with --executor local"
+            f"--executor ray and --mutant {', '.join(mutants)} exclude each other, since faults are switched by "
+            "files on the machine of the harness; use --executor local"
         )
     if base_port is not None:
         raise UsageError(
@@ -157,11 +157,11 @@ def make_executor(choice: ExecutorChoice, mutants: Sequence[str] = (), base_port
         )
     pair_nodes = choice.pair_nodes or "any"
     if pair_nodes not in get_args(PairNodes):
-        raise UsageError(f"--pair-nodes: expected {', '.join(get_args(PairNodes))}, found {pair_nodes!r}")
+        raise UsageError(f"--pair-nodes {pair_nodes!r}: there are {', '.join(get_args(PairNodes))}")
     if (choice.ray_address or "").startswith("ray://"):
         raise UsageError(
-            f"--ray-address: expected HOST:PORT of the cluster's head, found {choice.ray_address!r}: the harness talks "
-            "to engines directly, so run it on a node of the cluster instead of through a Ray client"
+            f"--ray-address {choice.ray_address!r} is not HOST:PORT of the cluster's head: the harness talks to "
+            "engines directly, so run it on a node of the cluster instead of through a Ray client"
         )
     from harness.engines.ray.driver import RayExecutor
 

@@ -61,14 +61,14 @@ class EngineFlags(Strict):
             name = text.partition("=")[0].partition(".")[0].replace("_", "-")
             if name in argv:
                 raise UsageError(
-                    f"--engine-arg {text}: expected an argument that the {role} engine does not have, found one that "
-                    f"the harness sets from the profile; change the profile{own}"
+                    f"--engine-arg {text}: the harness sets this argument of the {role} engine from the profile; "
+                    f"change the profile{own}"
                 )
         for name in self.env(role):
             if name in env:
                 raise UsageError(
-                    f"--engine-env {name}: expected a variable that the {role} engine does not have, found "
-                    f"{name}={env[name]}, which the harness sets; leave it out, or change the profile (engine.env)"
+                    f"--engine-env {name}: the harness sets {name}={env[name]} for the {role} engine; leave it out, "
+                    "or change the profile (engine.env)"
                 )
 
     def require_engines(self, roles: Collection[Role]) -> None:
@@ -76,9 +76,8 @@ class EngineFlags(Strict):
         for flag in (*self.arguments, *self.variables):
             if flag.role is not None and flag.role not in roles:
                 raise UsageError(
-                    f"{flag.role}:{redact.words([flag.text])[0]}: expected the role of an engine of the chosen cells, "
-                    f"which are {' and '.join(sorted(roles))}, found none with it; D answers the single cells of a "
-                    "pair's method"
+                    f"{flag.role}:{redact.words([flag.text])[0]}: the chosen cells have no {flag.role} engine, only "
+                    f"{' and '.join(sorted(roles))}; D answers the single cells of a pair's method"
                 )
 
 
@@ -100,8 +99,8 @@ def require_same_flags(recorded: Sequence[str], given: EngineFlags, run: str) ->
     """
     if tuple(recorded) != given.options:
         raise UsageError(
-            f"{run}: expected the options that it was recorded with, {_shown(recorded)}, found "
-            f"{_shown(given.options)}; give the same, if you would have given them yourself"
+            f"{run} was recorded with {_shown(recorded)}, not with {_shown(given.options)}; give the same, if you "
+            "would have given them yourself"
         )
 
 

@@ -124,8 +124,8 @@ class Launcher:
         if isinstance(process, SupervisedEngine):
             return process
         raise HandoffError(
-            f"expected to {verb} the {role} engine, found one that this harness did not start on this machine; leave "
-            "the scenario out"
+            f"the harness cannot {verb} the {role} engine, which it did not start on this machine; leave the "
+            "scenario out"
         )
 
     @property

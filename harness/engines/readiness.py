@@ -102,9 +102,8 @@ class Readiness:
             )
         self._launcher.dump_stacks("start")
         raise EngineStartError(
-            f"expected the {role} engine of {self._group.id} to be ready within "
-            f"{self._profile.timeouts.start:.0f} s, found it still starting ({reason}); raise timeouts.start or see "
-            f"{process.log_path}, which ends with:\n{process.log_tail()}"
+            f"the {role} engine of {self._group.id} was not ready within {self._profile.timeouts.start:.0f} s "
+            f"({reason}); raise timeouts.start or see {process.log_path}, which ends with:\n{process.log_tail()}"
         )
 
     def lacks(self, role: Role) -> str:

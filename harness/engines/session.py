@@ -176,7 +176,7 @@ class EngineGroupSession:
         while (gone := self._launcher.first_gone()) is not None:
             self._revived += 1
             if self._revived > _MOST_REVIVED:
-                raise HandoffError(f"{self.group.id}: expected at most {_MOST_REVIVED} ends of engines, found more")
+                raise HandoffError(f"{self.group.id}: its engines ended more than {_MOST_REVIVED} times")
             self.restart(gone[0])
             ended = True
         if ended and "decode" in self._launcher.processes:
@@ -463,8 +463,8 @@ class EngineGroupSession:
         for role, after in self.emptied().items():
             if after is None:
                 raise HandoffError(
-                    f"{role} engine: expected POST /reset_prefix_cache to succeed within {self._patience_s:.0f} s, "
-                    "found it refused; a request or a hand-off is still holding blocks"
+                    f"{role} engine: POST /reset_prefix_cache was refused for {self._patience_s:.0f} s, because a "
+                    "request or a hand-off still holds blocks"
                 )
 
     @property

@@ -70,8 +70,7 @@ def opened(raw: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Seal | N
     out = {k: v for k, v in raw.items() if k != OWN_SHA256}
     if own != sha256_json(out):
         raise DataError(
-            f"{path}: expected the record as it was written, found it changed or damaged (its hash does not match); "
-            f"{_REMEDY}"
+            f"{path}: the record was changed or damaged since it was written (its hash does not match); {_REMEDY}"
         )
     given = out.pop(SEAL, None)
     if (given is None) != (out.get("finished") is None):

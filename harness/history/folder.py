@@ -229,7 +229,7 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     wrong = list(contradictions(run))
     if version == SCHEMA and RESET_PREFIX_CACHE not in run.lacking and run.kind == "run":
         wrong += [
-            f"{c.cell}: expected to be told when the KV pools were empty, found nothing"
+            f"{c.cell}: it is not recorded when the KV pools were empty"
             for c in run.cells
             if c.emptied_s == {} and c.state == "complete"
         ]

@@ -118,10 +118,7 @@ class RecordedFile:
         stream = self._open()
         if self._stamp_of(stream) != self._stamp:
             stream.close()
-            raise DataError(
-                f"{self.path}: expected the file as it was first read, found it changed since; judge it again when no "
-                "process writes to it"
-            )
+            raise DataError(f"{self.path} was changed while it was read; judge it again when no process writes to it")
         return stream
 
 

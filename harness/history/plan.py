@@ -90,7 +90,7 @@ class Matched(NamedTuple):
     unplanned: tuple[Observation, ...]
     """Answers to requests that are not in the plan."""
     otherwise: tuple[tuple[Observation, str], ...]
-    """Answers to requests that were sent otherwise than planned, with the differences in words."""
+    """Answers to requests that were sent otherwise than planned, with the differences as text."""
 
 
 def matched(
@@ -137,12 +137,12 @@ def contradictions(run: RunRecord) -> Iterator[str]:
     """Yield what in a record contradicts itself: such a record was damaged, whoever wrote it."""
     for name, n in Counter(c.cell for c in run.cells).items():
         if n > 1:
-            yield f"cells: expected {name} once, found it {n} times"
+            yield f"cells: {name} stands there {n} times"
     for key, rows in run.plans.items():
         if plan_key(rows) != key:
             yield f"plans: expected the rows under {key} to have this hash, found {plan_key(rows)}"
         if len({row.place for row in rows}) < len(rows):
-            yield f"plans: expected each request of {key} once, found one again"
+            yield f"plans: {key} has a request twice"
     for cell in run.cells:
         yield from _of_cell(run, cell)
     yield from _of_engines(run)

@@ -19,8 +19,7 @@ def require_plain(history: History) -> None:
     kind = history.run.kind
     if kind != "run":
         raise UsageError(
-            f"{history.folder}: expected a run of `harness run`, found one of `harness {kind}`: {_WHY[kind]}; name a "
-            "plain run"
+            f"{history.folder}: this is a run of `harness {kind}`: {_WHY[kind]}; name one of `harness run`"
         )
 
 

@@ -71,7 +71,7 @@ TABLE: tuple[Rule, ...] = (
         Verdict.REGRESSION,
         "other engines recorded the reference on purpose, and these do not do as they did",
     ),
-    Rule({"change": "rise"}, Verdict.IMPROVED, "better than recorded: the baseline has to be updated"),
+    Rule({"change": "rise"}, Verdict.IMPROVED, "better than recorded: update the baseline"),
     Rule({"together": True}, Verdict.DRIFT, "single engine and P/D moved alike: the engine changed for everyone"),
     Rule({}, Verdict.REGRESSION, "worse than recorded, and not for everyone"),
 )

@@ -62,7 +62,7 @@ class Detectable(NamedTuple):
 
 
 def describe(seen: Detectable) -> str:
-    """Say in words what is seen."""
+    """Describe what is seen."""
     if not math.isfinite(seen.share):
         return "nothing (too few texts)"
     return f"{100 * seen.share:.2f} points, or the loss of {seen.prompts:.0f} prompts"

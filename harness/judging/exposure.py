@@ -36,18 +36,18 @@ class Exposure(NamedTuple):
     @property
     def sentence(self) -> str:
         if not self.answers:
-            return "no answer was checked on its own, token by token: a defect of single requests is not excluded"
+            return "no answer was checked token by token, so a bug that hits single requests is not excluded"
         checked = f"{counted(self.answers, 'answer')} checked token by token"
-        shown = f"a defect of {_share(self.answers, 'request')}"
+        shown = f"a bug that hits {_share(self.answers, 'request')}"
         if self.handed_off == self.answers:
             checked += ", all after a hand-off"
-            shown = f"a defect of {_share(self.answers, 'P/D request')}"
+            shown = f"a bug that hits {_share(self.answers, 'P/D request')}"
         elif self.handed_off:
             checked += f", {self.handed_off:,} after a hand-off"
-            shown += f", or of {_share(self.handed_off, 'P/D request')},"
+            shown += f", or {_share(self.handed_off, 'P/D request')},"
         elif any(n and CellName.of(cell).topology == "pd" for cell, n in self.by_cell.items()):
             checked += ", none after a hand-off"
-        return f"{checked}; {shown} would have shown with 95 % confidence"
+        return f"{checked}; {shown} would have shown (95 % confidence)"
 
     def as_json(self) -> dict[str, Any]:
         """Return the exposure for machines; ``excludes_one_in`` is the rarest defect that would have shown with 95 %
@@ -62,7 +62,7 @@ class Exposure(NamedTuple):
 
 def _share(answers: int, what: str) -> str:
     rarest = one_in(answers)
-    return f"one {what} in {rarest:,}" if rarest > 1 else f"every {what}"
+    return f"1 in {rarest:,} {what}s" if rarest > 1 else f"every {what}"
 
 
 def one_in(answers: int) -> int:

@@ -178,8 +178,8 @@ def _entry_notices(
         yield f"KNOWN {defect.id}: {matched}, until {defect.expires}: {defect.reason} ({defect.link})"
         if defect.untested:
             yield (
-                f"{UNTESTED}{in_words_of(mine)}: with {defect.id} these states say nothing more of the engines; test "
-                "them where it does not show"
+                f"{UNTESTED}{in_words_of(mine)}: {defect.id} hides everything else there; test these states where it "
+                "does not show"
             )
         uncovered = (f for f in findings if f.known is None and f.verdict.fails and _near(defect, f))
         wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
@@ -196,8 +196,8 @@ def _entry_notices(
         )
     elif judged and not grown:
         yield (
-            f"expected failure {defect.id} matched nothing in {len(judged)} cells that it names: fixed? Then "
-            f"delete {lines}"
+            f"expected failure {defect.id} did not show in {len(judged)} cells that it names; if it is fixed, delete "
+            f"{lines}"
         )
 
 

@@ -35,7 +35,8 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
     notices += [*history.notices, *(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]
     notices += [*_of_the_end(run), *_of_engines(run), *_compared_in_total(history)]
     notices += [
-        f"{cell}: found answers of {scenario}, which this run was not to ask there; the record was put together by hand"
+        f"{cell}: it has answers of {scenario}, which this run was not to ask there; the record was put together by "
+        "hand"
         for cell, scenario in history.unplanned()
     ]
     return tuple(notices)

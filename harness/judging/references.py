@@ -101,7 +101,7 @@ def unread_list(history: History) -> str | None:
         return None
     if _listed(history) is None:
         return out_of_reach("known_defects", "--known", history)
-    return f"expected failures {named}: no such file, so no finding is expected; name a list with --known"
+    return f"there is no list of expected failures {named}, so no finding is expected; name a list with --known"
 
 
 def _listed(history: History) -> Path | None:
@@ -137,8 +137,8 @@ def unused_stages(history: History, stages: Stages) -> list[str]:
     """Return a notice for each stage in the run's folder that is not used."""
     used = {h.folder for h in (stages.second, *stages.again) if h is not None}
     return [
-        f"{folder.relative_to(history.folder)}: expected a stage of this run, finished, with its injected faults and "
-        "identities, found another, which is not used; remove the folder, or run the cells that failed again"
+        f"{folder.relative_to(history.folder)} is not used: it is no finished stage of this run with its injected "
+        "faults and identities; remove the folder, or run the cells that failed again"
         for folder in (history.folder / SECOND, *rounds_below(history.folder))
         if (folder / RUN).is_file() and folder not in used
     ]
@@ -210,8 +210,8 @@ def changed_copies(history: History, references: References) -> str | None:
             found = "none"
         if found != sha256:
             return (
-                f"{name}: expected the copy that the run was recorded with, found it changed or gone, so its verdict "
-                "says nothing; restore it, or name baselines and known defects with --baselines and --known"
+                f"{name}: the run's own copy was changed or is gone, so its verdict says nothing; restore it, or "
+                "name baselines and known defects with --baselines and --known"
             )
     return None
 
@@ -230,5 +230,5 @@ def standing_in(history: History, references: References) -> list[str]:
         if path is None or path == Path(str(history.run.asked_for.setting(key) or key)):
             continue
         ours = path.is_relative_to(history.folder / REFERENCES)
-        found.setdefault("copies that the run carries" if ours else "those of this installation", []).append(name)
-    return [f"{' and '.join(n)}: {what}, because those that it names are not here" for what, n in found.items()]
+        found.setdefault("the copies stored in the run" if ours else "those of this installation", []).append(name)
+    return [f"{' and '.join(n)}: using {what}" for what, n in found.items()]

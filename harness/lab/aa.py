@@ -41,9 +41,7 @@ def judge_again(folder: Path) -> AgainstItself:
         raw = json_io.loads(json_io.read_text(folder / "aa.json", 16 * json_io.MIB))
         before = AgainstItself.model_validate({k: v for k, v in raw.items() if k in AgainstItself.model_fields})
     except (OSError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{folder}: expected the folder of an A/A run with a readable aa.json, found none ({error})"
-        ) from error
+        raise UsageError(f"{folder} is no folder of an A/A run: its aa.json cannot be read ({error})") from error
     histories = [load_history(p) for p in sorted(folder.glob("repetition-*"))]
     if len(histories) != before.repetitions:
         raise UsageError(f"{folder}: expected {before.repetitions} repetitions, found {len(histories)}")

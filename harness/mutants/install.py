@@ -111,8 +111,8 @@ class EnabledMutants(Mutation):
         if missing:
             words = ", ".join(f"{m.mutant} ({m.target}) in the {m.role} engine" for m in missing)
             raise MutantRefusedError(
-                f"expected every injected fault of {group_id} to be bound to all of its targets, found that it is not "
-                f"for {words}: this engine does not import the module that the fault changes",
+                f"an injected fault of {group_id} did not reach all of its targets ({words}): this engine does not "
+                "import the module that the fault changes",
                 tuple(dict.fromkeys(m.mutant for m in missing)),
             )
 

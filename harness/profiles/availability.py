@@ -152,7 +152,7 @@ def _made(value: PackagedModel | FolderAtRest, command: str) -> tuple[Given, Pac
         trusted = value.trust_remote_code
         return ModelFolder(path=folder, trust_remote_code=trusted) if trusted else folder, source
     reason = (
-        f"expected {value.path / at_rest.WEIGHTS} expanded in the cache {converted.root()}, found it at rest alone; "
-        f"run `{command}`, which needs no network for that"
+        f"{value.path / at_rest.WEIGHTS} has to be expanded in the cache {converted.root()} first; run `{command}`, "
+        "which needs no network for that"
     )
     return value.model_copy(update={"reason": reason}), None

@@ -181,7 +181,7 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
     cells = all_cells(profile)
     _check_excludes(profile)
     if not cells:
-        raise UsageError(f"expected profile {profile.name} to leave cells to run, found all of them excluded")
+        raise UsageError(f"profile {profile.name} excludes all of its cells; leave some")
     if not patterns:
         return cells
     known = [c.id for c in cells]

@@ -157,7 +157,7 @@ def _writing() -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentFault(
-            f"expected to write the cache of models {root()}, found {error.strerror or error}; set XDG_CACHE_HOME to a "
+            f"the cache of models {root()} cannot be written ({error.strerror or error}); set XDG_CACHE_HOME to a "
             "writable folder with room"
         ) from error
 

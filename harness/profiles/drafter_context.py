@@ -25,7 +25,7 @@ class ShortDrafter(NamedTuple):
     def words(self) -> str:
         return (
             f"{self.method}: model runner V1 drafts nothing in a step with a request of more than {self.tokens} "
-            f"tokens, of engine.max_model_len {self.engine_tokens}, by {self.by}"
+            f"tokens ({self.by}; engine.max_model_len is {self.engine_tokens})"
         )
 
 

@@ -168,7 +168,7 @@ class EngineConfig(Strict):
     def _connects(self) -> Self:
         if self.kv_connector is not None and self.kv_transfer == "push":
             raise ValueError(
-                f"expected kv_connector or kv_transfer: push, found both; name NixlPushConnector, or one with it, as "
+                "kv_connector and kv_transfer: push exclude each other; name NixlPushConnector, or one with it, as "
                 f"kv_connector, instead of {self.kv_connector}"
             )
         for problem in connectors.problems(self.kv_connector, self.kv_connector_extra_config):

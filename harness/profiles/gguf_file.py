@@ -54,8 +54,7 @@ class GgufFile:
             # The package raises whatever damaged bytes lead to.
             words = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise ProfileError(
-                f"{what}: expected a whole GGUF file, found one that cannot be read ({words}); name another file, or "
-                "get this one again"
+                f"{what}: this GGUF file cannot be read ({words}); name another file, or get this one again"
             ) from None
 
     def get(self, key: str) -> Any:

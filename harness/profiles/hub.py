@@ -209,7 +209,7 @@ class Hub:
             )
         if isinstance(error, OSError) and error.filename is not None and status is None:
             return EnvironmentFault(
-                f"{reference}: expected to write the cache {self.cache}, found {error.strerror}; set HF_HOME to a "
+                f"{reference}: the cache {self.cache} cannot be written ({error.strerror}); set HF_HOME to a "
                 "writable folder with room"
             )
         # Redacted before it is cut: a part of a token is not recognised as one.
@@ -228,8 +228,8 @@ class Hub:
 def _refuse_moved(reference: ModelReference, commit: str) -> None:
     if reference.pinned is not None and reference.pinned != commit:
         raise ProfileError(
-            f"{reference}: expected commit {reference.pinned}, found that {reference.revision!r} is now {commit}; "
-            "review the change, then correct `commit` and record new baselines, or set `revision` to the old commit"
+            f"{reference}: {reference.revision!r} is now {commit}, not {reference.pinned}; review the change, then "
+            "correct `commit` and record new baselines, or set `revision` to the old commit"
         )
 
 

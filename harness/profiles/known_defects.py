@@ -116,14 +116,14 @@ class KnownDefect(Strict):
     def _narrow(self) -> KnownDefect:
         if all(_everything(p) for p in (self.cells, self.scenarios, self.checks)):
             raise ValueError(
-                "expected an entry that says where the defect shows, found one that covers all cells, scenarios and "
-                "checks; name at least one of the three"
+                "the entry covers all cells, scenarios and checks; say where the defect shows, by at least one of "
+                "the three"
             )
         days = (self.expires - self.added).days
         if not 0 <= days <= MOST_DAYS:
             raise ValueError(
-                f"expected it to expire at most {MOST_DAYS} days after it was added ({self.added}), found "
-                f"{self.expires}, which is {days} days; choose an earlier day, and renew the entry then"
+                f"it expires {days} days after it was added ({self.added} to {self.expires}), and at most "
+                f"{MOST_DAYS} are allowed; choose an earlier day, and renew the entry then"
             )
         return self
 
@@ -208,8 +208,8 @@ def load_known(path: Path | None) -> KnownDefects | None:
         places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
     except FileNotFoundError as error:
         raise DataError(
-            f"expected failures {path}: expected the list that the profile or --known names, found no such file; "
-            "restore it, correct the path, or take known_defects out of the profile"
+            f"expected failures {path}: there is no such file, which the profile or --known names; restore it, "
+            "correct the path, or take known_defects out of the profile"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -220,17 +220,19 @@ def load_known(path: Path | None) -> KnownDefects | None:
         raise DataError(f"expected failures {path} is not valid:\n{describe_validation_error(error)}") from error
     ids = [d.id for d in file.defects]
     if len(set(ids)) != len(ids):
-        raise DataError(f"expected failures {path}: expected unique ids, found one twice")
+        raise DataError(f"expected failures {path}: an id stands there twice; rename one")
     # Somewhere east of UTC the next day has begun.
     tomorrow = clock.utc().date() + timedelta(1)
     for defect in file.defects:
         if defect.added > tomorrow:
             raise DataError(
-                f"expected failures {path}: {defect.id}: expected it to have been added by today "
-                f"({tomorrow - timedelta(1)}), found {defect.added}; correct `added`, or this machine's clock"
+                f"expected failures {path}: {defect.id} was added on {defect.added}, which is after today "
+                f"({tomorrow - timedelta(1)}); correct `added`, or this machine's clock"
             )
     if len(places) != len(file.defects):
-        raise DataError(f"expected failures {path}: expected the key 'defects' once, found it several times")
+        raise DataError(
+            f"expected failures {path}: the key 'defects' stands there several times; put all entries under one"
+        )
     entries = tuple(Entry(d, *place) for d, place in zip(file.defects, places, strict=True))
     return KnownDefects(path, entries, hashlib.sha256(text.encode()).hexdigest())
 

@@ -142,7 +142,7 @@ def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
 def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     """Return a profile as data with absolute paths, merged with the profiles that it extends."""
     if path.resolve() in children:
-        raise ProfileError(f"profile {path}: expected profiles to extend others, found one that extends itself")
+        raise ProfileError(f"profile {path} extends itself; name another profile")
     try:
         _, raw = yaml_io.load(path)
     except (ValueError, OSError) as error:

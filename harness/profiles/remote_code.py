@@ -113,6 +113,6 @@ def require_trusted(profile: Mapping[str, Any], trusted: bool) -> None:
     models = trusted_models(profile)
     if models and not trusted:
         raise UsageError(
-            f"the recorded run allows code of its models to run ({', '.join(models)}): expected --trust-recorded-code, "
-            "found no such option; review the code first"
+            f"the recorded run allows code of its models to run ({', '.join(models)}); review the code, then add "
+            "--trust-recorded-code"
         )

@@ -568,7 +568,9 @@ class TraceRequest(Strict):
     @model_validator(mode="after")
     def _asked_through_the_cell(self) -> Self:
         if self.feature is not None and (self.abandon is not None or self.max_tokens is not None):
-            raise ValueError("expected feature without abandon and max_tokens, which both say how an answer ends")
+            raise ValueError(
+                "feature excludes abandon and max_tokens, which say how an answer ends, too; leave them out"
+            )
         return self
 
 

@@ -77,8 +77,8 @@ class Chat:
         self._arguments = dict(arguments or {})
         if unknown := [name for name in self._arguments if name not in template]:
             raise DataError(
-                f"tokenizer {folder}: expected a chat template that knows {', '.join(unknown)}, found one that does "
-                "not; correct workload.recipe.template"
+                f"tokenizer {folder}: its chat template does not know {', '.join(unknown)}; correct "
+                "workload.recipe.template"
             )
         # The tokenizer's list of special tokens may lack the template's markers. Plain added tokens, such as runs of
         # newlines, are text.

@@ -85,7 +85,7 @@ def read_texts(path: Path, column: str, turns: Turns = "first") -> Texts:
     """Read the texts of a JSON-lines (.jsonl), Parquet or plain file, which has one text a line. Raises DataError when
     it has none or is unreadable."""
     if not path.is_file():
-        raise DataError(f"--file {path}: expected a file of texts, found no such file; correct the path")
+        raise DataError(f"--file {path}: there is no such file; correct the path")
     if path.suffix == ".parquet":
         values = _parquet(path, column)
     elif path.suffix == ".jsonl":
@@ -140,7 +140,7 @@ def fetch_texts(
         from datasets import load_dataset
     except ImportError as error:
         raise EnvironmentFault(
-            f"--dataset: expected the package datasets, found none; install the extra `natural`, {WITHOUT_HUB}"
+            f"--dataset needs the package datasets, which is not here; install the extra `natural`, {WITHOUT_HUB}"
         ) from error
     try:
         commit = hub.dataset_commit(dataset, revision)

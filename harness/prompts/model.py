@@ -190,7 +190,7 @@ def load_prompts(path: Path) -> PromptSet:
     if not prompts:
         raise DataError(f"prompt set {path}: expected prompts after the header, found none")
     if len({p.id for p in prompts}) != len(prompts):
-        raise DataError(f"prompt set {path}: expected distinct ids, found one twice")
+        raise DataError(f"prompt set {path}: an id stands there twice; rebuild the set with `harness prompts build`")
     if sha256_json([raw for _, raw in lines[1:]]) != header.rows_sha256:
         raise DataError(
             f"prompt set {path}: expected the prompts that the hash in the header covers, found lines changed, lost or "
@@ -411,8 +411,8 @@ class _ProbeMaker:
         known = [w for w in range(probe_task.FIRST_WORD, probe_task.VOCAB_SIZE) if w not in without]
         if count > len(known):
             raise UsageError(
-                f"expected prompts of at most {len(known)} distinct words, the probe models' vocabulary, found one "
-                f"that needs {count}; use a smaller --block-size or --max-blocks"
+                f"a prompt needs {count} distinct words, and the probe models know {len(known)}; use a smaller "
+                "--block-size or --max-blocks"
             )
         return self._rng.sample(known, count)
 

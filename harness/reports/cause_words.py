@@ -1,4 +1,4 @@
-"""What a cause says in words: one sentence with its numbers, and where in the prompt's KV the damage is."""
+"""What a cause says: one sentence with its numbers, and where in the prompt's KV the damage is."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _head(cause: Cause) -> str:
 
 
 def _where(cause: Cause) -> str:
-    """Return the cells and scenarios in words: ``pd-eagle3 (also in 17 scenarios)``."""
+    """Return the cells and scenarios as text: ``pd-eagle3 (also in 17 scenarios)``."""
     cells, scenarios = list(cause.cells), cause.scenarios
     where = listed(cells, "and") if len(cells) <= _NAMED else f"{cells[0]} and {counted(len(cells) - 1, 'more cell')}"
     warm = [s for s in scenarios if s != COLD]

@@ -54,7 +54,7 @@ class Cause:
 
     @property
     def title(self) -> str:
-        """The class of damage in words; of what broke, the reason."""
+        """The class of damage as text; of what broke, the reason."""
         if self.damage != "infrastructure":
             return damage_name(self.damage)
         reason = next((f.reason for f in self.findings if f.reason), self.findings[0].message)

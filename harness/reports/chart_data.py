@@ -53,7 +53,7 @@ class Position(NamedTuple):
 
 
 class SmallestChange(NamedTuple):
-    """The smallest change of acceptance that comparing a cell with its baseline detects, in words."""
+    """The smallest change of acceptance that comparing a cell with its baseline detects, as text."""
 
     method: str
     cell: str

@@ -1,4 +1,4 @@
-"""The charts of the pages, each with its statement in words."""
+"""The charts of the pages, each with its statement as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPTS = ("aligned", "unaligned")
 
 
 class Chart(NamedTuple):
-    """A chart, with a description in words for those who cannot see it."""
+    """A chart, with a description for those who cannot see it."""
 
     id: str
     section: str

@@ -14,6 +14,7 @@ from harness.profiles.known_defects import KnownDefects
 from harness.util.files import sha256_json
 from harness.util.machine import git_state
 from harness.util.strict import part_of
+from harness.util.text import counted
 from harness.version import __version__
 
 JUDGEMENT = "judgement.json"
@@ -38,9 +39,9 @@ class Inputs(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """All of them in words, the baselines as one hash."""
+        """All of them as text, the baselines as one hash."""
         together = sha256_json(dict(self.baselines))[:_SHORT]
-        baselines = f"{len(self.baselines)} baselines {together}" if self.baselines else "no baseline"
+        baselines = f"{counted(len(self.baselines), 'baseline')} {together}" if self.baselines else "no baseline"
         known = f"expected failures {self.known_defects[:_SHORT]}" if self.known_defects else "no expected failures"
         at = f" at {self.commit[:_SHORT]}{' with changes' if self.dirty else ''}" if self.commit else ""
         record = f"record {self.record[:_SHORT]}" if self.record else "a record without a seal"

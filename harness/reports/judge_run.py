@@ -90,7 +90,7 @@ def _judged(
 
 
 def _itself(history: History, references: References) -> str | None:
-    """Return that a run is compared with its own record, in words, or None."""
+    """Return that a run is compared with its own record, as text, or None."""
     if references.against is None or load_history(references.against).sha256 != history.sha256:
         return None
     return f"{SAME_RECORD}, so nothing can differ; name another run, or leave --against out"

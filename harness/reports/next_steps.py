@@ -88,7 +88,7 @@ def next_step(history: History, judgement: Judgement) -> str:
 
 
 class GoOn(NamedTuple):
-    """How a run that was not recorded in full goes on, in words and as a command; both empty where that is no help."""
+    """How a run that was not recorded in full goes on, as text and as a command; both empty where that is no help."""
 
     words: str = ""
     command: str = ""

@@ -63,13 +63,13 @@ class RunSummary(NamedTuple):
     """Cell → scenario → verdict."""
     acceptance: list[AcceptanceRow]
     equal_tokens: dict[str, str]
-    """Cell → how many of its cold prompts were answered with the right tokens, in words."""
+    """Cell → how many of its cold prompts were answered with the right tokens, as text."""
     figures: Figures
     """The data of the charts."""
     prompts: Prompts
     """Every request, and what the checks say of it."""
     published: list[tuple[str | None, str]]
-    """(method, published acceptance for this run's models in words), advisory; or (None, why there is none)."""
+    """(method, published acceptance for this run's models as text), advisory; or (None, why there is none)."""
     causes: Sequence[Cause] = ()
     """What the findings come from, gravest first: every report shows these."""
     next_step: str = ""
@@ -88,7 +88,7 @@ class RunSummary(NamedTuple):
 
     @property
     def remote_code(self) -> str:
-        """The models whose code from the hub ran, in words; empty when none did."""
+        """The models whose code from the hub ran, as text; empty when none did."""
         return said(self.history.run.profile)
 
     @property
@@ -331,7 +331,7 @@ def asked_in_words(history: History) -> str:
 
 
 def _judged_right(history: History, judgement: Judgement) -> str:
-    """Return what the checks of a passing run showed, in words: no more than they judged."""
+    """Return what the checks of a passing run showed: no more than they judged."""
     results = [r for c in judgement.cells for r in c.results if r.judged]
     parts = []
     answers = exposure_of(judgement).answers

@@ -52,9 +52,7 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of recorded runs, found none")
     if (folder / RUN).is_file():
-        raise UsageError(
-            f"{folder}: expected a folder with at least two runs in it, found a run; name the folder above"
-        )
+        raise UsageError(f"{folder} is a run; name the folder above, with two runs or more in it")
     runs: list[TrendRun] = []
     left_out: list[str] = []
     seen: dict[str, str] = {}

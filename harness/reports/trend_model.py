@@ -152,6 +152,7 @@ class Trend(NamedTuple):
     def sentence(self) -> str:
         red = sum(n.verdict.exit_code != 0 for n in self.runs)
         return (
-            f"{len(self.runs)} runs, {red} of them not passing; {len(self.drifts)} notices of slow drift (limit "
-            f"{self.limit:.1f} standard errors, one false notice in {self.between} runs of unchanged engines)"
+            f"{counted(len(self.runs), 'run')}, {f'{red} not passing' if red else 'all passing'}; "
+            f"{counted(len(self.drifts), 'slow drift') if self.drifts else 'no slow drift'} (alarm at {self.limit:.1f} "
+            f"standard errors: about one false alarm in {self.between} runs)"
         )

@@ -196,8 +196,8 @@ class Runner:
             if self._ending:
                 return
             self._late = (
-                f"expected the run to take at most {self._limit_s:.0f} s (timeouts.run), found it unfinished, so its "
-                "engines were ended; raise the limit, or run fewer cells"
+                f"the run was not finished after {self._limit_s:.0f} s (timeouts.run), so its engines were ended; "
+                "raise the limit, or run fewer cells"
             )
             sessions = list(self._sessions)
         self._reporter.line(self._late)

@@ -229,7 +229,7 @@ class Player:
             return payload(send.prompt, "ids")
         messages = messages_of(self._session.profile, send.prompt)
         if messages is None:
-            raise HandoffError(f"expected messages that the chat template renders to {send.prompt.id}, found none")
+            raise HandoffError(f"no messages are rendered to {send.prompt.id} by the chat template")
         return messages
 
     def _former(self, send: Send) -> dict[str, Any] | None:

@@ -60,8 +60,8 @@ def run_cell(session: EngineGroupSession, work: CellWork, recorder: Recorder, re
         return
     limit_s = _limit_s(session, work.cell.topology, work.requests)
     late = (
-        f"expected the requests of {work.cell.id} to take at most {limit_s:.0f} s (timeouts.cell), found them "
-        f"unfinished, so its engines were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+        f"the requests of {work.cell.id} were not finished after {limit_s:.0f} s (timeouts.cell), so its engines "
+        f"were ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
     )
     begun = time.monotonic()
     try:
@@ -153,8 +153,8 @@ def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter)
     count = recorder.outputs.count(session.group.variant)
     limit_s = _limit_s(session, "single", count)
     late = (
-        f"expected {count} outputs to be re-scored within {limit_s:.0f} s (timeouts.cell), found them unfinished, so "
-        f"the engine was ended; see logs/{session.group.id}.*.stacks.txt, or raise the limit"
+        f"{count} outputs were not re-scored after {limit_s:.0f} s (timeouts.cell), so the engine was ended; see "
+        f"logs/{session.group.id}.*.stacks.txt, or raise the limit"
     )
     with limited(limit_s, lambda: session.give_up("re-scoring", late)):
         for observation in scores(recorder.outputs, session):

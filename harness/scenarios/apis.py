@@ -47,7 +47,7 @@ class ApisKind(Kind[Apis]):
         streams = [o for o in seen.parts.values() if is_streamed(o.api)]
         for o in streams:
             if o.final is not None and o.final.streamed is None:
-                yield Gap(o, "expected an answer in pieces, found it whole")
+                yield Gap(o, "the answer came whole, not in pieces")
         # Pieces of a short answer may be sent together, if the server is kept from sending them.
         if streams and not any(_pieces(o) > 1 for o in streams):
             yield Gap(streams[0], "expected several pieces with tokens of an answer, found fewer than two of each")

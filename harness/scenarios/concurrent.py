@@ -38,9 +38,7 @@ class ConcurrentKind(Kind[Concurrent]):
         yield from _one_step(cell, holder, short, stage_counters(cell, holder, role), role)
         yield from batched(cell, [holder, *short, *late], stage_counters(cell, holder, cell.answering))
         if not any(o.started_at < _end(holder) for o in late):
-            yield Gap(
-                late[0], "expected a late request to join while the long one was running, found it began after it"
-            )
+            yield Gap(late[0], "the late request began after the long one had ended")
         if not any(_end(o) < _end(holder) for o in short):
             yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
         again = parts.get("again")

@@ -53,8 +53,8 @@ class CrowdKind(Kind[Crowd]):
             tokens, most = sum(p.tokens for p in crowd), profile.workload.max_tokens
             if "chunked" in config.proves and budget is not None and tokens <= budget:
                 return (
-                    f"expected crowds of more tokens than engine.max_num_batched_tokens = {budget}, found one of "
-                    f"{tokens}; lower the budget or send more together"
+                    f"a crowd of {tokens} tokens fits into one step (engine.max_num_batched_tokens = {budget}); "
+                    "lower the budget or send more together"
                 )
             if "preempted" in config.proves and pool is not None:
                 wanted = sum(blocks(p.tokens + most, size) for p in crowd)

@@ -37,8 +37,8 @@ class HandOffMistakesKind(Kind[HandOffMistakes]):
     def impossible(self, config: HandOffMistakes, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
         if not profile.engine.by_nixl or profile.engine.pushes:
             return (
-                "expected NIXL's connector and engine.kv_transfer: pull, whose hand-offs D reads with P's parameters, "
-                "found others; leave the scenario out (without_scenarios)"
+                "it needs NIXL's connector and engine.kv_transfer: pull, whose hand-offs D reads with P's "
+                "parameters; leave the scenario out (without_scenarios)"
             )
         if "shared" in config.mistakes and (problem := too_many(config.siblings, profile)) is not None:
             return problem
@@ -53,7 +53,7 @@ class HandOffMistakesKind(Kind[HandOffMistakes]):
                 continue
             lost = o.mistake.removeprefix(LOST) if o.mistake.startswith(LOST) else None
             if lost is not None and lost not in given:
-                yield Gap(o, f"expected P's parameters to have {lost}, so that it can get lost, found no such one")
+                yield Gap(o, f"P's parameters have no {lost} that could get lost")
         if "used-late" in seen.parts:
             late = {**seen.parts, "subject": seen.parts["used-late"]}
             yield from filled(seen.cell, late, "prefill")

@@ -84,7 +84,7 @@ def gaps_of(seen: Occurrence, o: Observation) -> Iterator[Gap]:
     if without is None:
         yield Gap(o, f"expected the plain engine's answer without {o.feature} to compare with, found none")
     elif reference.final.output_ids == without[: o.max_tokens]:
-        yield Gap(o, f"expected {o.feature} to change the plain engine's answer, found that it changed nothing in it")
+        yield Gap(o, f"{o.feature} changed nothing in the plain engine's answer")
 
 
 def _without(o: Observation, plain: Mapping[str, Observation]) -> tuple[int, ...] | None:

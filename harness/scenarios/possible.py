@@ -49,8 +49,8 @@ def no_sharing(pairs: Sequence[Pair], prompts: Mapping[str, Prompt], size: int) 
     for pair in pairs:
         if shared_blocks(prompts[pair.donor], prompts[pair.subject], size) < 1:
             return (
-                f"expected donor {pair.donor} and subject {pair.subject} to have their first block of {size} tokens "
-                "in common, found them to differ; name prompts that share a prefix"
+                f"donor {pair.donor} and subject {pair.subject} differ in their first block of {size} tokens; name "
+                "prompts that share a prefix"
             )
     return None
 

@@ -63,7 +63,7 @@ class PressureKind(Kind[Pressure]):
         engine = cell.engine(cell.answering)
         pool = engine.kv_blocks if engine else None
         if pool is None:
-            yield Gap(waiting, "expected to know the size of the KV pool, found it not recorded")
+            yield Gap(waiting, "the size of the KV pool is not recorded")
             return
         before = [o for o in load if _queued_before(o, waiting)]
         if len(before) < len(load):

@@ -233,7 +233,7 @@ def wait_given_back(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait until an engine's memory on a device is free; return "", or after ``timeout_s`` the problem in words.
+    """Wait until an engine's memory on a device is free; return "", or after ``timeout_s`` the problem as text.
 
     It is free when no more than ``before_gib`` + ``tolerance_gib`` GiB are in use. ``before_gib`` was in use before the
     engine started; where engines share a device, the caller adds what the others have taken since. Without a figure,

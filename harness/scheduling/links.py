@@ -9,7 +9,7 @@ from harness.scheduling.gpus import Ask, ask_program
 
 UNKNOWN = "unknown"
 Links = Mapping[frozenset[int], str]
-"""The link of each two GPUs in words, by their indices."""
+"""The link of each two GPUs as text, by their indices."""
 _PCIE = ("PIX", "PXB", "PHB")
 _HOST = ("NODE", "SYS")
 

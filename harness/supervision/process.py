@@ -319,7 +319,7 @@ class SupervisedEngine(EngineProcess):
         """
         with self._ending:
             if self._left is not None:
-                raise EngineStartError(f"expected to restart {self.command.name}, found that it was stopped")
+                raise EngineStartError(f"{self.command.name} was stopped, so it cannot be restarted")
             left = self._end(grace_s)
             self._note(STARTED_AGAIN)
             self.started = time.monotonic()

@@ -72,8 +72,8 @@ def _code(told: bytes, ended: int, name: str) -> int:
         return ended
     how = f"killed by signal {-ended}" if ended < 0 else f"ended with exit code {ended}"
     print(
-        f"harness: expected {name} to end with a verdict, found its process {how} before it had one; verdict UNKNOWN; "
-        "what it recorded is kept, see harness run --resume",
+        f"harness: the process of {name} {how} before it had a verdict; verdict UNKNOWN; what it recorded is kept, "
+        "see harness run --resume",
         file=sys.stderr,
     )
     return EXIT_UNKNOWN

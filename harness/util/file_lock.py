@@ -17,7 +17,7 @@ from pathlib import Path
 def open_lock(path: Path, mode: int = 0o600) -> int:
     """Open a lock file, creating it if necessary and keeping its contents, and return its descriptor.
 
-    Raises OSError, with a reason in words, for a symbolic link, a file with several hard links and anything that is not
+    Raises OSError, with a reason, for a symbolic link, a file with several hard links and anything that is not
     a regular file: the note written into the lock file must never reach a file of the user.
     """
     try:

@@ -105,7 +105,7 @@ def _float(text: str) -> float:
 
 def _int(text: str) -> int:
     if len(text) > _DIGITS:
-        raise ValueError(f"expected 64-bit integers, found one of {len(text)} digits")
+        raise ValueError(f"an integer of {len(text)} digits is too large (64 bits)")
     value = int(text)
     if not -(1 << 63) <= value < 1 << 64:
         raise ValueError(f"expected 64-bit integers, found {text}")

@@ -41,6 +41,6 @@ def others_at_work() -> str | None:
     if percent < _BUSY_PERCENT:
         return None
     return (
-        f"warning: other processes use {percent:.0f} % of this machine; engines want it to themselves, so expect the "
-        "run to take longer, and UNKNOWN where a limit in time ends it"
+        f"warning: other processes use {percent:.0f} % of this machine; the run will be slower, and UNKNOWN where it "
+        "reaches a time limit"
     )

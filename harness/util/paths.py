@@ -37,7 +37,7 @@ def joined(base: Path, value: str) -> Path:
     """Return the absolute path for ``value`` in a profile in the folder ``base``. Raises ValueError when it is relative
     and leads out of that folder, or out of the repository when that is in it."""
     if "\0" in value:
-        raise ValueError("expected a path, found one with a zero byte")
+        raise ValueError("a path must have no zero byte")
     home = REPOSITORY if beneath(base, REPOSITORY) else base
     path = base / value
     if not Path(value).is_absolute() and not beneath(path, home):

@@ -31,9 +31,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for the user that explains an OSError."""
     what = error.strerror or str(error) or type(error).__name__
     remedy = _REMEDY.get(error.errno or 0, "use another folder")
-    return StorageError(
-        f"{path}: expected to write it, found {what}: {remedy}, and run again; what was recorded before is kept"
-    )
+    return StorageError(f"{path} cannot be written ({what}): {remedy}, and run again; what was recorded before is kept")
 
 
 @contextmanager
@@ -112,8 +110,8 @@ class FolderLock:
             owner = os.pread(self._fd, 40, 0).decode(errors="replace").strip()
             os.close(self._fd)
             raise UsageError(
-                f"{folder}: expected a folder that no process is writing to, found one in use by process "
-                f"{owner or 'unknown'}; wait until that run has ended, or name another folder"
+                f"{folder}: process {owner or 'unknown'} is writing to this folder; wait until that run has ended, "
+                "or name another folder"
             )
         # The holder's id is only a note for people: on a full disk the lock holds without it.
         try:

@@ -57,12 +57,12 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
     for key in _SETTINGS:
         yield from differing(ours[key], run.asked_for.setting(key), key)
     if prepared.rescores and not run.rescore:
-        yield f"expected outputs to be re-scored, as profile {source} has it, found that this run does not"
+        yield f"this run does not re-score outputs, as profile {source} does"
     for work in prepared.works:
         cell = recorded.get(work.cell.id)
         rows = planned_rows(work, prepared.profile.part(CellName.of(work.cell.id).variant).workload.max_tokens)
         if cell is None:
-            yield f"{work.cell.id}: expected {len(rows)} requests by profile {source}, found no such cell in the run"
+            yield f"{work.cell.id}: the run has no such cell; profile {source} plans {len(rows)} requests for it"
         elif cell.draft_tokens != work.cell.method.draft_tokens:
             yield f"{work.cell.id}: expected {work.cell.method.draft_tokens} drafts a step, found {cell.draft_tokens}"
         elif problem := _short(run, cell, rows):

@@ -147,8 +147,8 @@ def prepare(
         raise ModelUnavailableError(f"profile {source}: expected cells that can run, found none:\n{words}")
     if not works:
         raise UsageError(
-            f"expected cells that can run {', '.join(scenarios)}, found none among {', '.join(c.id for c in cells)}; "
-            "scenarios that need a prefill engine run only in pd cells"
+            f"{', '.join(c.id for c in cells)} cannot run {', '.join(scenarios)}; scenarios that need a prefill "
+            "engine run only in pd cells"
         )
     sets = {v: prompts for v, prompts in sets.items() if any(w.cell.variant == v for w in works)}
     plan = make_plan(profile, [w.cell for w in works if w.cell.id not in lacking])

@@ -280,7 +280,7 @@ def test_hostile_names_stay_one_word(tmp_path):
     [
         (["buildkite", "--profile", "nowhere"], "expected a shipped profile"),
         (["matrix", "--cell", "pd-medusa"], "there is no such cell"),
-        (["matrix", "--cell", "pd-[a e]*"], "expected a pattern without blanks"),
+        (["matrix", "--cell", "pd-[a e]*"], "a pattern must have no blanks"),
         (["buildkite", "--gpus", "0"], "--gpus"),
         (["matrix", "--gpus", "all --privileged"], "--gpus"),
         (["engines", "nowhere"], "VLLM nowhere: expected a version"),

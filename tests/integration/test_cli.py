@@ -62,7 +62,7 @@ def test_help_states_the_exit_codes():
         (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),
         (["run", "--mutant", "M99", "--cell", "single-none"], 64, "there is no such fault"),
         (["run", "--mutant", "M1", "--mutant", "M4"], 64, "expected one injected fault at a time, found M1, M4"),
-        (["run", "--quick", "--profile", "nightly"], 64, "found no nightly-quick"),
+        (["run", "--quick", "--profile", "nightly"], 64, "no quick form (nightly-quick)"),
         (["run", "--quick", "--resume", "/nowhere"], 64, "--resume takes --quick from the recorded run; leave it out"),
         (["run", "--part", "--fail-fast"], 64, "--part and --fail-fast exclude each other"),
         (["run", "--resume", "/nowhere", "--fail-fast"], 64, "--resume and --fail-fast exclude each other"),
@@ -71,7 +71,7 @@ def test_help_states_the_exit_codes():
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
         (["aa", "--repeat", "1"], 64, "repeat"),
         (["aa", "--cell", "pd-medusa"], 64, "there is no such cell"),
-        (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "expected --tokenizer DIR"),
+        (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "name the tokenizer: --tokenizer DIR"),
         (["prompts", "build", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
     ],
 )
@@ -149,9 +149,9 @@ def test_runs_are_compared_and_trended_with_baselines_of_the_users_own(tmp_path:
     code, output = run("report", "--compare", first, second, "--out", str(tmp_path / "c"), *mine)
     assert code == 0 and "PASS" in output and "UNKNOWN" not in output
     code, output = run("trend", str(tmp_path / "runs"))
-    assert code == 0 and "2 of them not passing" in output
+    assert code == 0 and "2 not passing" in output
     code, output = run("trend", str(tmp_path / "runs"), *mine)
-    assert code == 0 and "2 runs, 0 of them not passing" in output
+    assert code == 0 and "2 runs, all passing" in output
 
 
 def test_damaged_run_is_refused(tmp_path: Path):

@@ -134,7 +134,7 @@ def test_a_file_that_changes_while_it_is_judged_is_not_judged_on(tmp_path: Path,
     lazy.in_order("pd-none")
     with answers(folder, "single-none").open("a") as stream:
         stream.write("\n")
-    with pytest.raises(DataError, match="found it changed since"):
+    with pytest.raises(DataError, match="was changed while it was read"):
         lazy.in_order("single-none")
 
 

@@ -230,7 +230,7 @@ def test_second_stage_that_no_part_ran_is_missing(tmp_path):
 
 
 def test_cell_that_no_part_ran_is_refused_or_unknown_with_that_reason(tmp_path, folders):
-    with pytest.raises(InfrastructureError, match=r"none for 2 of 5.*\n  pd-mtp: no part ran it\n  single-mtp"):
+    with pytest.raises(InfrastructureError, match=r"completed 2 of 5.*\n  pd-mtp: no part ran it\n  single-mtp"):
         merge(folders[:1], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     merged = merge(folders[:1], tmp_path / "merged", MergeOptions(keep_going=True))
@@ -445,7 +445,7 @@ def test_finding_beside_a_lost_request_stays(tmp_path, state):
     made = broken(part_of(night(accept={"pd-mtp": worse}, stages=1), PARTS[1], "try-1"), "pd-mtp", state)
     folders = [split(night(stages=1), tmp_path)[0], write(made, tmp_path / "try-1")]
     if state == "failed":
-        with pytest.raises(InfrastructureError, match="none for 1 of 5"):
+        with pytest.raises(InfrastructureError, match="no part completed 1 of 5"):
             merge(folders, tmp_path / "refused")
     else:
         folders.append(write(part_of(night(stages=1), PARTS[1], "try-2", started=LATER), tmp_path / "try-2"))
@@ -595,12 +595,12 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
         (lambda r: r["versions"].update(vllm="9"), "versions.vllm: expected '0', found '9'"),
         (lambda r: r.update(harness_version="9"), "versions.harness"),
         (lambda r: r["hardware"].update(platform="Linux aarch64"), "platform"),
-        (lambda r: r.update(mutants=["M1"]), "injected faults: M1"),
+        (lambda r: r.update(mutants=["M1"]), "injected faults (M1)"),
         (lambda r: r.update(interrupted=True), "was interrupted"),
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),
-        (lambda r: r.update(cells=r["cells"] * 2), "once, found it 2 times"),
-        (lambda r: r.update(merged={"parts": []}), "one that was merged"),
+        (lambda r: r.update(cells=r["cells"] * 2), "stands there 2 times"),
+        (lambda r: r.update(merged={"parts": []}), "a merged run is no part"),
         (lambda r: r.pop("cells"), "is damaged"),
         (lambda r: r.update(hardware=7), "is damaged"),
     ],
@@ -704,10 +704,10 @@ def test_the_first_part_says_which_run_it_is(tmp_path, folders):
 
 def test_nothing_to_merge(tmp_path):
     refused("no such folder", [tmp_path / "nowhere"], tmp_path / "merged")
-    with pytest.raises(InfrastructureError, match="found none that can be used"):
+    with pytest.raises(InfrastructureError, match="there are no parts that can be merged"):
         merge([tmp_path / "nowhere"], tmp_path / "merged", MergeOptions(keep_going=True))
     folders = split(night(), tmp_path)
-    refused("expected a new or an empty folder", folders, folders[0])
+    refused("name a new or an empty one", folders, folders[0])
 
 
 def test_log_names_lead_nowhere(tmp_path, folders):
@@ -740,7 +740,7 @@ def test_part_with_a_link_in_it_is_refused_or_left_out(tmp_path, folders):
 
 
 def test_profile_that_was_expected_must_be_the_recorded_one(tmp_path, folders):
-    refused("--expect cpu: expected parts of this profile", folders, tmp_path / "merged", MergeOptions(expect="cpu"))
+    refused("--expect cpu: the parts are of another profile", folders, tmp_path / "merged", MergeOptions(expect="cpu"))
     with pytest.raises(HarnessError, match="expected a shipped profile"):
         merge(folders, tmp_path / "merged", MergeOptions(expect="nowhere"))
 
@@ -853,7 +853,7 @@ def test_command_judges_once_and_exits_with_the_verdict(tmp_path):
         (["merge", "--help"], 0, "a retry is not"),
         (["merge", "--out", "/nowhere/x"], 64, "DIR"),
         (["merge", "/nowhere", "--out", "/nowhere/x"], 64, "no such folder"),
-        (["merge", "/nowhere", "--keep-going", "--out", "/nowhere/x"], 2, "none that can be used"),
+        (["merge", "/nowhere", "--keep-going", "--out", "/nowhere/x"], 2, "there are no parts that can be merged"),
         (["run", "--part", "--mutant", "M1"], 64, "--part and --mutant exclude each other"),
     ],
 )

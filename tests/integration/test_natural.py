@@ -173,7 +173,7 @@ def test_texts_may_be_asked_as_they_are(folder, texts):
     assert [p.origin for p in other.cold] != [p.origin for p in prompts.cold]
     with pytest.raises(DataError, match="expected 5000 texts"):
         build_from_recipe(folder, texts, recipe.model_copy(update={"texts": 5000}))
-    with pytest.raises(DataError, match="expected a chat template that knows enable_thinking"):
+    with pytest.raises(DataError, match="its chat template does not know enable_thinking"):
         build_from_recipe(folder, texts, recipe.model_copy(update={"template": {"enable_thinking": False}}))
 
 
@@ -371,7 +371,7 @@ def test_bad_files_are_refused(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         read_texts(tmp_path / name, "prompt")
-    with pytest.raises(DataError, match="found no such file; correct the path"):
+    with pytest.raises(DataError, match="there is no such file; correct the path"):
         read_texts(tmp_path / "nowhere.jsonl", "prompt")
 
 
@@ -434,25 +434,28 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
         (["poems"], "No such command 'poems'"),
         (["--kind", "natural"], "No such option: --kind"),
         (["natural", "--tokenizer", "/nowhere"], "Missing option '--out'"),
-        (["natural", "--out", "x"], "expected --tokenizer DIR or --for-profile PROFILE, found neither"),
-        (["natural", "--tokenizer", "/nowhere", "--out", "x"], "tokenizer_config.json, found none"),
+        (["natural", "--out", "x"], "name the tokenizer: --tokenizer DIR, or --for-profile PROFILE"),
+        (["natural", "--tokenizer", "/nowhere", "--out", "x"], "there is no tokenizer_config.json in it"),
         (
             ["natural", "--file", "x", "--dataset", "a/b", "TOKENIZER"],
             "--file and --dataset exclude each other; leave one out",
         ),
-        (["natural", "--date", "today", "TOKENIZER"], "expected a day as YYYY-MM-DD"),
+        (["natural", "--date", "today", "TOKENIZER"], "is no day; write it as YYYY-MM-DD"),
         (["natural", "--turns", "last", "TOKENIZER"], "'last' is not one of 'first'"),
         (["natural", "--effect", "1", "TOKENIZER"], "--effect needs --for-profile NAME"),
         (
             ["natural", "--effect", "1", "--per-stratum", "2", "TOKENIZER"],
             "--per-stratum and --effect exclude each other",
         ),
-        (["copy", "--block-size", "8", "--block-size", "32", "--lookahead", "8"], "expected less than --block-size 8"),
+        (
+            ["copy", "--block-size", "8", "--block-size", "32", "--lookahead", "8"],
+            "has to be smaller than a block (--block-size 8)",
+        ),
         (["copy", "--for-profile", "nowhere"], "expected a shipped profile"),
         (["copy", "--file", "x"], "No such option: --file"),
         (["recipe"], "Missing option '--profile'"),
         (["recipe", "--profile", "nowhere"], "expected a shipped profile"),
-        (["recipe", "--profile", "cpu"], "expected a recipe for prompts in it (workload.recipe), found none"),
+        (["recipe", "--profile", "cpu"], "the profile has no recipe for prompts (workload.recipe)"),
     ],
 )
 def test_wrong_usage_of_build(arguments, sentence, folder, tmp_path):

@@ -62,12 +62,12 @@ def placed_on(inventory: Inventory, cell: str) -> Placement:
 @pytest.mark.parametrize(
     ("choice", "mutants", "port", "sentence"),
     [
-        (ExecutorChoice("slurm"), [], None, "expected local or ray, found 'slurm'"),
+        (ExecutorChoice("slurm"), [], None, "--executor 'slurm': there are local and ray"),
         (ExecutorChoice("local", ray_address="a:1"), [], None, "--ray-address needs --executor ray"),
         (ExecutorChoice("local", pair_nodes="same"), [], None, "--pair-nodes needs --executor ray"),
-        (ExecutorChoice("ray"), ["M1"], None, "expected no --mutant, found M1"),
+        (ExecutorChoice("ray"), ["M1"], None, "--mutant M1 exclude each other"),
         (ExecutorChoice("ray"), [], 3000, "--base-port exclude each other"),
-        (ExecutorChoice("ray", pair_nodes="apart"), [], None, "expected same, different, any, found 'apart'"),
+        (ExecutorChoice("ray", pair_nodes="apart"), [], None, "--pair-nodes 'apart': there are same, different, any"),
         (ExecutorChoice("ray", ray_address="ray://a:1"), [], None, "on a node of the cluster"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(choice, mutants, port,
 def test_command_line_refuses_too():
     arguments = ["run", "--executor", "ray", "--mutant", "M1", "--cell", "single-none"]
     code, output = cli(*arguments)
-    assert code == 64 and "they are switched by files" in output
+    assert code == 64 and "faults are switched by files" in output
 
 
 def test_missing_ray_is_said_with_what_to_install(monkeypatch):

@@ -269,7 +269,7 @@ def test_answers_that_came_after_the_run_was_read_are_not_set_aside(folder, engi
     left = prepare_resume(folder)
     with answers(folder, "single-none").open("a") as stream:
         stream.write(all_lines(folder)[-1] + "\n")
-    with pytest.raises(UsageError, match="found it changed; try again"):
+    with pytest.raises(UsageError, match="was changed by another process while it was read; try again"):
         resume(left, Reporter(0.0))
 
 
@@ -323,10 +323,10 @@ def test_memory_may_vary(folder, engines):
 
 def test_finished_merged_and_other_folders_are_refused(tmp_path, engines):
     done = start(tmp_path / "done").folder
-    with pytest.raises(UsageError, match="found one that finished at"):
+    with pytest.raises(UsageError, match="this run finished at"):
         prepare_resume(done)
     folder = killed(tmp_path / "killed", engines)
-    with pytest.raises(UsageError, match="repetitions, tries and copies"):
+    with pytest.raises(UsageError, match="a repetition, a try or a copy"):
         prepare_resume(folder.rename(folder.with_name("other")))
     reseal(folder.with_name("other"), lambda r: r.update(merged={"parts": []}))
     with pytest.raises(UsageError, match="merged from parts"):
@@ -334,7 +334,7 @@ def test_finished_merged_and_other_folders_are_refused(tmp_path, engines):
 
 
 def test_run_in_use_is_refused(folder, engines):
-    with FolderLock(folder), pytest.raises(UsageError, match="in use by process"):
+    with FolderLock(folder), pytest.raises(UsageError, match="is writing to this folder"):
         go_on(folder)
 
 
@@ -392,7 +392,7 @@ def test_nothing_is_lost_when_it_is_killed_while_answers_are_moved_aside(folder,
 
 def test_complete_cell_without_its_answers_is_not_asked_again(folder, engines):
     answers(folder, "single-eagle3").unlink()
-    with pytest.raises(UsageError, match=r"answers of single-eagle3, which is complete, found none; restore cells/"):
+    with pytest.raises(UsageError, match=r"the answers of single-eagle3 are gone, .*; restore cells/"):
         prepare_resume(folder)
 
 

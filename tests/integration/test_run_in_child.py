@@ -55,7 +55,7 @@ def test_a_process_that_ends_without_a_verdict_is_unknown(end, words):
     process = started(end)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert f"found its process {words} before it had one; verdict UNKNOWN" in err
+    assert f"{words} before it had a verdict; verdict UNKNOWN" in err
 
 
 @pytest.mark.parametrize("code", [2, 64])

@@ -373,7 +373,7 @@ def test_only_a_plain_run_is_a_reference(tmp_path: Path, kind: str):
     recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / kind, kind=kind)
     perform(recorder, prepared.works[0])
     history = recorder.finish()
-    with pytest.raises(UsageError, match=f"found one of `harness {kind}`"):
+    with pytest.raises(UsageError, match=f"this is a run of `harness {kind}`"):
         new_baselines(history, None, prepared.sets, tmp_path / "baselines")
     require_reference_run(with_run(history, kind="run"))
     assert not (tmp_path / "baselines").exists()

@@ -73,7 +73,7 @@ def recorded(folder: Path) -> None:
 def test_full_disk_keeps_every_whole_line(tiny: Path):
     lines = LineFile(tiny / "lines")
     line = "x" * 9_999
-    with pytest.raises(StorageError, match=r"lines: expected to write it, found No space left .*: the disk is full"):
+    with pytest.raises(StorageError, match=r"lines cannot be written \(No space left .*\): the disk is full"):
         for _ in range(100):
             lines.append(line)
     with pytest.raises(StorageError, match="the disk is full"):
@@ -182,7 +182,7 @@ def test_full_disk_ends_a_run_and_keeps_what_it_recorded(tiny: Path, faked, monk
 
 
 def test_folder_in_use_is_refused(tmp_path, faked):
-    with FolderLock(tmp_path), pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+    with FolderLock(tmp_path), pytest.raises(UsageError, match=f"process {os.getpid()} is writing to this folder"):
         FolderLock(tmp_path)
     FolderLock(tmp_path).release()
 
@@ -192,7 +192,7 @@ def test_lock_dies_with_its_process(tmp_path):
     script += "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match=f"in use by process {holder.pid}"):
+    with pytest.raises(UsageError, match=f"process {holder.pid} is writing to this folder"):
         FolderLock(tmp_path)
     holder.kill()
     holder.wait()
@@ -205,7 +205,7 @@ def test_lock_that_is_a_link_is_refused_and_never_written_through(tmp_path, link
     precious.write_text("a file of the user")
     (tmp_path / "run").mkdir()
     link(tmp_path / "run" / LOCK, precious)
-    with pytest.raises(StorageError, match=r"\.lock: expected to write it, found .*; remove it"):
+    with pytest.raises(StorageError, match=r"\.lock cannot be written \(.*; remove it"):
         FolderLock(tmp_path / "run")
     assert precious.read_text() == "a file of the user"
 
@@ -213,7 +213,7 @@ def test_lock_that_is_a_link_is_refused_and_never_written_through(tmp_path, link
 def test_merge_into_a_folder_in_use_is_refused(tmp_path):
     recorded(tmp_path / "part")
     (tmp_path / "out").mkdir()
-    with FolderLock(tmp_path / "out"), pytest.raises(UsageError, match=r"in use by|profile"):
+    with FolderLock(tmp_path / "out"), pytest.raises(UsageError, match=r"is writing to this folder|profile"):
         merge([tmp_path / "part"], tmp_path / "out")
     assert [p.name for p in (tmp_path / "out").iterdir()] == []
 
@@ -227,7 +227,7 @@ def test_a_run_in_progress_holds_its_folder(tmp_path, faked, monkeypatch):
     seen = []
 
     def look(_session, work, recorder, _reporter) -> None:
-        with pytest.raises(UsageError, match="in use"):
+        with pytest.raises(UsageError, match="is writing to this folder"):
             FolderLock(recorder.folder)
         seen.append(work.cell.id)
         recorder.set_cell(work.cell.id, state="complete")
@@ -268,7 +268,7 @@ def test_lock_leaves_nothing_behind_and_is_never_held_twice(tmp_path, monkeypatc
     second = FolderLock(tmp_path)
     monkeypatch.undo()
     assert (tmp_path / LOCK).is_file()
-    with pytest.raises(UsageError, match="in use by"):
+    with pytest.raises(UsageError, match="is writing to this folder"):
         FolderLock(tmp_path)
     second.release()
     assert list(tmp_path.iterdir()) == []

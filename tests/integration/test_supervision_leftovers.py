@@ -112,7 +112,7 @@ def test_logs_of_killed_runs_lose_their_secrets(tmp_path):
         assert (code, "redacted secrets in 1 logs" in text) == (0, True), text
         assert "abcdefgh" not in log["killed"].read_text() and log["other"].read_text() == said
         code, text = call("clean", "--logs", str(tmp_path))
-        assert (code, "in-use: expected a folder that no process is writing to" in " ".join(text.split())) == (
+        assert (code, "is writing to this folder" in " ".join(text.split())) == (
             2,
             True,
         ), text

@@ -299,7 +299,7 @@ def test_a_run_past_its_limit_ends_and_what_has_not_started_is_unknown(tmp_path,
 
 def test_an_engine_that_does_not_start_leaves_its_stacks(tmp_path):
     history = run(tmp_path, {"start": 3.0}, none=(300, 10))
-    assert "within 3 s, found it still starting" in history.cell("single-none").reason
+    assert "was not ready within 3 s" in history.cell("single-none").reason
     assert "stand_in_engine.py" in stacks_of(tmp_path, "single-none")
     nothing_left()
 
@@ -431,10 +431,10 @@ def test_re_scoring_past_its_limit_is_ended_and_says_why(tmp_path, monkeypatch):
     assert time.monotonic() - begun < 120
     assert history.cell("single-none").state == "complete"
     scores = list(history.of_scenario(RESCORE))
-    assert scores and all("re-scored within 3 s (timeouts.cell)" in o.error for o in scores)
+    assert scores and all("not re-scored after 3 s (timeouts.cell)" in o.error for o in scores)
     assert stacks_of(tmp_path, "single-none").count(": re-scoring") == 1
     (found,) = [r for r in judge(history, baselines_for(history)).cells[0].results if r.check == "rescored"]
-    assert found.verdict is Verdict.UNKNOWN and "re-scored within 3 s" in found.findings[0].message
+    assert found.verdict is Verdict.UNKNOWN and "not re-scored after 3 s" in found.findings[0].message
     nothing_left()
 
 

@@ -73,8 +73,8 @@ def split_run(
     for pattern in patterns:
         if pattern.split() != [pattern]:
             raise UsageError(
-                f"--cell: expected a pattern without blanks, which separate the patterns of a step, found {pattern!r}; "
-                "put ? in their place"
+                f"--cell {pattern!r}: a pattern must have no blanks, since they separate the patterns of a step; put "
+                "? in their place"
             )
     chosen = tuple(patterns) or (("single-*",) if record else ())
     prepared = prepare(source, chosen, planned=True, record=record)

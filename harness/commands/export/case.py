@@ -101,15 +101,14 @@ def case_of(title: str, profile: Profile, cell: Cell, script: Script, right: Map
         for s in script.sends
     ):
         raise UsageError(
-            f"{title}: expected requests that are sent whole and answered, found {script.scenario}, which gives them "
-            "up, changes them, streams them, tells D of another P or sends thousands before them; an exported file "
-            "cannot: use `harness repro` alone"
+            f"{title}: {script.scenario} gives requests up, changes them, streams them, tells D of another P or "
+            "sends thousands before them, which an exported file cannot; use `harness repro` alone"
         )
     known = {s.part for s in script.sends if s.part in right}
     if not known:
         raise UsageError(
-            f"{title}: expected a right answer to compare with, found none; record a baseline "
-            "(harness baseline record) or name a prompt that is in the baseline"
+            f"{title}: the right answer to this prompt is not known; record a baseline (harness baseline record) or "
+            "name a prompt that is in the baseline"
         )
     return Case(title, profile, cell, script.scenario, script.stages, {p: right[p] for p in right if p in known})
 
@@ -120,8 +119,8 @@ def write_case(case: Case, environment: EngineEnvironment, target: Path) -> None
         direct = case.cell.name.beside(case.cell.topology).id
         what = f"--prompt {case.stages[0].sends[0].prompt.id}" if case.scenario == COLD else f"-s {case.scenario}"
         raise UsageError(
-            f"--export: expected a cell without a router, found {case.cell.id}; a file that needs nothing but vLLM "
-            f"and NIXL cannot start one: instead of a finding, name the cell without it, --cell {direct} {what}"
+            f"--export: {case.cell.id} has a router, which a file that needs nothing but vLLM and NIXL cannot start; "
+            f"instead of a finding, name the cell without it: --cell {direct} {what}"
         )
     require_loadable(models_of(case.profile, case.cell.method))
     folders, archive = model_folders(case, target), archive_of(target)
@@ -189,9 +188,7 @@ def _files(folder: Path) -> list[Path]:
         if any(file.match(pattern) for pattern in _WITH_TEXT):
             text = file.read_text(encoding="utf-8", errors="replace")
             if redact.text(text) != text:
-                raise UsageError(
-                    f"--export: expected model files without secrets, found what looks like one in {file}; remove it"
-                )
+                raise UsageError(f"--export: {file} has what looks like a secret, so nothing was written; remove it")
     return found
 
 

@@ -93,8 +93,8 @@ def export(
     case = make(environment)
     if case.cell.topology == "single" and "/logprobs-" in (finding or ""):
         raise UsageError(
-            f"{finding}: expected a finding that tokens or drafts show, found one of log-probs alone on a single "
-            "engine; an exported file compares log-probs of P with those of D only: use `harness repro` alone"
+            f"{finding} is about log-probs of a single engine, and an exported file compares log-probs of P with "
+            "those of D only; use `harness repro` alone"
         )
     seen = DefectSeen(*_looked_up(history, finding), smallest)
     shown = smallest is not None or isinstance(

@@ -43,7 +43,7 @@ def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None
         raise UsageError(f"{len(problems)} of the parts cannot be merged (--keep-going leaves them out):\n{shown}")
     if not parts or signature is None:
         raise InfrastructureError(
-            "expected parts of a run, found none that can be used: " + ("; ".join(problems) or "no run in the folders")
+            "there are no parts that can be merged: " + ("; ".join(problems) or "no run in the folders")
         )
     expected = expected_run(parts[0].run, signature, wanted)
     whole = assemble([p.history for p in parts])
@@ -51,8 +51,8 @@ def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None
     lacking = [f"  {c.cell}: {c.reason or c.state}" for c in run.cells if c.state != "complete"]
     if lacking and not wanted.keep_going:
         raise InfrastructureError(
-            f"expected a part that completed each cell, found none for {len(lacking)} of {len(run.cells)}; record them "
-            "again, or leave them UNKNOWN with --keep-going:\n" + "\n".join(lacking)
+            f"no part completed {len(lacking)} of {len(run.cells)} cells; record them again, or leave them UNKNOWN "
+            "with --keep-going:\n" + "\n".join(lacking)
         )
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -68,4 +68,4 @@ def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None
 
 def _require_empty(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
-        raise UsageError(f"--out {out}: expected a new or an empty folder, found one with files in it; name another")
+        raise UsageError(f"--out {out}: this folder has files in it; name a new or an empty one")

@@ -111,8 +111,8 @@ def _recorded_profile(run: RunRecord) -> Profile:
         return profile
     except ValidationError as error:
         raise UsageError(
-            f"expected in run.json of {run.run_id} a profile from which the cells can be derived, found one that this "
-            f"version cannot read; name it with --expect PROFILE:\n{describe_validation_error(error)}"
+            f"this version cannot read the profile in run.json of {run.run_id}; name it with --expect "
+            f"PROFILE:\n{describe_validation_error(error)}"
         ) from error
 
 
@@ -122,6 +122,6 @@ def _require_same_profile(recorded: Signature, profile: Profile, source: str) ->
     differences = describe_differences(named, recorded)
     if differences:
         raise UsageError(
-            f"--expect {source}: expected parts of this profile, found parts of another ({differences}); name the "
-            "profile with which they were recorded"
+            f"--expect {source}: the parts are of another profile ({differences}); name the profile with which they "
+            "were recorded"
         )

@@ -63,14 +63,13 @@ def _require_usable(history: History, wanted: MergeOptions) -> None:
     run = history.run
     why = unfinished(run)
     if why and not wanted.keep_going:
-        raise UsageError(f"{history.folder}: expected a finished run, found one that {why}; run it again")
+        raise UsageError(f"{history.folder}: the run {why}; run it again")
     if run.merged is not None:
-        raise UsageError(f"{history.folder}: expected a recorded run, found one that was merged; give its parts")
+        raise UsageError(f"{history.folder}: a merged run is no part; give the parts that it was made of")
     armed = dict.fromkeys((*run.mutants, *(m for e in run.engines for m in e.mutants)))
     if armed and not wanted.armed:
         raise UsageError(
-            f"{history.folder}: expected unmodified engines, found injected faults: {', '.join(armed)}; --armed "
-            "accepts them"
+            f"{history.folder}: its engines had injected faults ({', '.join(armed)}); --armed accepts them"
         )
 
 
@@ -84,9 +83,8 @@ def matching_parts(parts: Sequence[Loaded]) -> tuple[list[Loaded], list[str], Si
         differences = describe_differences(common, found) if common is not None else ""
         if differences:
             problems.append(
-                f"{part.history.folder}: expected a part of the same run as {matching[0].history.folder}, found one of "
-                f"another run ({differences}); record all parts with the same profile, models, vLLM, checkout of the "
-                "harness and kind of machine"
+                f"{part.history.folder} is no part of the same run as {matching[0].history.folder} ({differences}); "
+                "record all parts with the same profile, models, vLLM, checkout of the harness and kind of machine"
             )
             continue
         matching.append(part)

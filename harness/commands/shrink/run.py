@@ -93,9 +93,7 @@ class Shrunk:
     def case(self, prepared: Prepared) -> Case:
         """Return the smallest case, for export. Raises UsageError when the finding did not appear."""
         if self.symptom is None or self.right is None:
-            raise UsageError(
-                "--export: expected a case that reproduces the finding, found no such case; nothing was written"
-            )
+            raise UsageError("--export: no case reproduced the finding, so nothing was written")
         return Case(
             f"{self.target.words}, shrunk: {NAMES[self.symptom]}",
             prepared.profile,
@@ -146,7 +144,7 @@ def shrink(
     """
     (work,) = prepared.works
     if work.cell.routed:
-        raise UsageError(f"--shrink: expected a cell whose engines are asked directly, found {work.cell.id}")
+        raise UsageError(f"--shrink: {work.cell.id} is asked through a router; name the cell without one")
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
     folder = new_folder(out, prepared.profile, "shrink")
     before = first_variant(prepared, target)
@@ -168,7 +166,7 @@ def first_variant(prepared: Prepared, target: Target) -> Variant:
     """Return the case as it was found. Raises UsageError when the target names no request."""
     (work,) = prepared.works
     if len(work.items) > 1:
-        raise UsageError("--shrink: expected one prompt, found a finding about a whole cell; choose one with --prompt")
+        raise UsageError("--shrink: the finding is about a whole cell; choose one of its prompts with --prompt")
     script = cold_script(work.items[0].prompt) if work.items else work.scripts[0]
     parts = [s.part for s in script.sends]
     named = (target.key or "").rpartition(".")[2]

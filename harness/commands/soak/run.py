@@ -56,8 +56,8 @@ def prepare_soak(source: str, cell: str) -> Prepared:
         )
     if prepared.profile.judging.tier != "bitwise":
         raise UsageError(
-            f"profile {source}: expected the bitwise tier, found {prepared.profile.judging.tier}: a soak compares "
-            "every answer with the right tokens, which other tiers judge over many prompts at once"
+            f"profile {source} is of the tier {prepared.profile.judging.tier}, and a soak needs the bitwise one: it "
+            "compares every answer with the right tokens, which other tiers judge over many prompts at once"
         )
     work = prepared.works[0]
     items = tuple(Item(i.prompt, "ids") for i in work.items if i.form == "ids")

@@ -58,7 +58,7 @@ def _at(leg: Leg) -> OfEngine:
 def _differences(
     cell: CellView, o: Observation, leg: Leg, output: tuple[int, ...], twin: Answer
 ) -> Iterator[tuple[str, DamageClass, str]]:
-    """Yield what differs from the whole completion, with the damage and both figures in words."""
+    """Yield what differs from the whole completion, with the damage and both figures as text."""
     if output != twin.output:
         at = common_prefix(output, twin.output)
         found = f"found the first difference at output token {at} of {len(twin.output)}"
@@ -126,12 +126,13 @@ def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
             break
     last = len(found.tokens) - 1
     if found.ended_at != (last,):
-        pieces = ", ".join(map(str, found.ended_at)) or "none"
-        yield f"expected the finish reason in the last piece ({last}) alone, found it in {pieces}"
+        at = ", ".join(map(str, found.ended_at))
+        pieces = f"piece{'s' if len(found.ended_at) > 1 else ''} {at}" if at else "no piece"
+        yield f"the finish reason is in {pieces}, not in the last one ({last}) alone"
     if found.usages != 1:
-        yield f"expected the usage of the whole answer once, behind its pieces, found it {found.usages} times"
+        yield f"the usage of the whole answer came {found.usages} times, not once behind its pieces"
     if not found.closed:
-        yield "expected the stream to end with its end mark, found that it stopped before"
+        yield "the stream stopped before its end mark"
 
 
 def offers_cached_tokens(cell: CellView) -> bool:

@@ -149,8 +149,8 @@ def _padded(cell: CellView, o: Observation, paddings: Counter[bool]) -> bool | N
 def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
     """Return the finding that an engine pads the first step after some hand-offs only, and not by their length."""
     message = (
-        f"expected a padded first step after every hand-off or after none, found one in {found[True]} requests and "
-        f"none in {found[False]}: an empty first step cannot be told from padding, so lost drafts may look like it"
+        f"the first step is padded after {found[True]} hand-offs and not after {found[False]}: an empty first step "
+        "cannot be told from padding, so lost drafts may look like it"
     )
     return cell.untested(name, message)
 
@@ -158,9 +158,9 @@ def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
 def _ends(cell: CellView, name: str, end: DraftsEnd) -> Finding:
     """Return the finding that speculation was not tested beyond a length."""
     message = (
-        f"expected accepted drafts at every length, found that {cell.method} {end.words}: speculation was not tested "
-        "there. vLLM drafts nothing beyond the drafter's context; compare max_position_embeddings of its config.json, "
-        "and max_model_len of speculative_config, with engine.max_model_len (`harness doctor`)"
+        f"{cell.method} {end.words}, so speculation was not tested there. vLLM drafts nothing beyond the drafter's "
+        "context; compare max_position_embeddings of its config.json, and max_model_len of speculative_config, with "
+        "engine.max_model_len (`harness doctor`)"
     )
     return cell.untested(name, message)
 

@@ -123,7 +123,7 @@ def run_tests(
     for test in ids:
         view = by_place.get((test.cell, test.scenario))
         if view is None:
-            raw[test] = _Raw(None, problem="expected this cell among those observed, found it missing")
+            raw[test] = _Raw(None, problem="this cell is missing among those observed")
             continue
         try:
             raw[test] = _TESTS[test.name](view, alpha)

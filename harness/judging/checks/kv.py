@@ -140,8 +140,8 @@ def kv_handed_over(cell: CellView) -> CheckResult:
                 findings.append(kv_finding(cell, HANDED_OVER, o, of.to, found, words, of.whose))
             elif of.said is not None and (beyond := tokens_beyond(of.receiver, of.said)):
                 words = (
-                    "expected P to take from D the KV of the turn before, found that of "
-                    f"token{'s' if len(beyond) > 1 else ''} {ranges(beyond)} too, behind that turn's answer"
+                    "P took from D not only the KV of the turn before, but also that of "
+                    f"token{'s' if len(beyond) > 1 else ''} {ranges(beyond)}, behind that turn's answer"
                 )
                 findings.append(cell.finding(HANDED_OVER, Verdict.REGRESSION, "target-kv", words, o))
     return conclude(HANDED_OVER, cell.id, judged, findings, note=compared.note)
@@ -255,15 +255,12 @@ def _changed(cell: CellView, o: Observation, role: str, noted: Noted, found: KVC
     foreign = sorted({block for g in noted.groups if g.kept is not None for block in g.kept.foreign})
     if foreign:
         words = (
-            f"expected the {role} engine's prefix cache to find blocks that were filled for these tokens, found block"
-            f"{'s' if len(foreign) > 1 else ''} {ranges(foreign)} filled for others"
+            f"the {role} engine's prefix cache gave block{'s' if len(foreign) > 1 else ''} {ranges(foreign)}, filled "
+            "for other tokens than these"
         )
         yield cell.finding(KEPT, Verdict.REGRESSION, "target-kv", words, o)
     if others := sorted({s.tokens for s in noted.states if s.foreign}):
-        words = (
-            f"expected the {role} engine's prefix cache to find the recurrent state after these {others[0]} tokens, "
-            "found that after others"
-        )
+        words = f"the {role} engine's prefix cache gave the recurrent state after other tokens than these {others[0]}"
         yield cell.finding(KEPT, Verdict.REGRESSION, "target-kv", words, o)
     if found.differs:
         words = f"expected the {role} engine's prefix cache to find blocks as they were when they were filled"
@@ -310,6 +307,6 @@ def _unseen(cell: CellView, check: str) -> Iterator[Finding]:
     if not cell.first_view:
         return
     for layer, why in cell.kv_held.unseen.items():
-        yield cell.untested(check, f"expected to see the KV of layer {layer}, found that {why}")
+        yield cell.untested(check, f"the KV of layer {layer} was not seen: {why}")
     for error in dict.fromkeys(cell.kv_held.errors):
-        yield cell.untested(check, f"expected the engines to note what their KV caches hold, found an error: {error}")
+        yield cell.untested(check, f"the engines could not note what their KV caches hold: {error}")

@@ -86,7 +86,7 @@ def _of_layer(found: KVComparison, layer: str) -> KVOfLayers:
 
 
 def _where(found: KVComparison, count: int, whose: str) -> str:
-    """Return in words which KV and which recurrent state differ, and what stands there instead."""
+    """Describe which KV and which recurrent state differ, and what stands there instead."""
     words = [_where_of_kv(found, count, whose)] if found.places or found.tokens else []
     return listed([*words, _where_of_states(found)] if found.states else words, "and")
 
@@ -151,7 +151,7 @@ def _moved(found: KVComparison) -> tuple[int, int] | None:
 
 
 def ranges(numbers: tuple[int, ...] | list[int]) -> str:
-    """Return numbers in words, those that follow each other as a range: ``0 to 2, 5``."""
+    """Return numbers as text, those that follow each other as a range: ``0 to 2, 5``."""
     out = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         items = [number for _, number in run]

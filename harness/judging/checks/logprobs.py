@@ -84,10 +84,7 @@ def logprobs_single(cell: CellView) -> CheckResult:
             against = f"{single.id} of this run"
             gaps = o.top_logprobs is None or o.top_logprobs > 1
             if other is None or not (_complete(ours, gaps) and _complete(other.leg, gaps)):
-                message = (
-                    f"expected log-probs of each token of the answer and of that of {against} to compare with, found "
-                    "some missing"
-                )
+                message = f"log-probs of some tokens of the answer, or of that of {against}, are missing"
                 findings.append(cell.untested(name, message, o))
                 continue
             bound = allowed(cell, o, other.o)
@@ -198,9 +195,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
             findings.append(cell.no_baseline(name, message, o))
             continue
         if not _complete(leg):
-            findings.append(
-                cell.untested(name, "expected log-probs of each token of the answer, found some missing", o)
-            )
+            findings.append(cell.untested(name, "log-probs of some tokens of the answer are missing", o))
             continue
         judged += 1
         smallest += not row.gaps
@@ -311,10 +306,10 @@ def _describe(moved: LogprobDifference, against: str) -> str:
         )
     at, largest = moved.most[0]
     return (
-        f"expected the log-probs of {against} within {moved.bound_nats:g} nats, found others at {moved.moved_tokens} "
-        f"of {moved.compared_tokens} tokens that are right, first at output token {moved.logprob_position} "
-        f"({moved.found_nats:.{digits}f} instead of {moved.expected_nats:.{digits}f}), most at output token {at} "
-        f"({largest:.{digits}f} nats)"
+        f"the log-probs of {moved.moved_tokens} of {moved.compared_tokens} right tokens differ from {against} by "
+        f"more than {moved.bound_nats:g} nats, first at output token {moved.logprob_position} "
+        f"({moved.found_nats:.{digits}f} instead of {moved.expected_nats:.{digits}f}), most at output token {at} (by "
+        f"{largest:.{digits}f} nats)"
     )
 
 

@@ -51,10 +51,10 @@ def _of_mistake(cell: CellView, o: Observation) -> Iterator[Finding]:
         yield cell.finding(NAME, Verdict.UNKNOWN, "infrastructure", message, o)
     elif _never_begun(o):
         patience = f" within {o.abandon.after_s:g} s" if o.abandon is not None else ""
-        message = f"expected {what}, found neither{patience}, in which D computed nothing for it"
+        message = f"expected {what}, found no answer{patience}, and D computed nothing for it"
         yield cell.finding(NAME, Verdict.REGRESSION, "no-answer", message, o)
     else:
-        yield cell.untested(NAME, f"expected {what}, found D still at it when it was given up", o)
+        yield cell.untested(NAME, f"expected {what}, found no answer yet when it was given up", o)
 
 
 def _never_begun(o: Observation) -> bool:

@@ -28,12 +28,12 @@ def pool_returned(cell: CellView) -> CheckResult:
 def _not_emptied(cell: CellView, role: str, measured: bool) -> Finding:
     if not measured:
         message = (
-            f"expected the record to say when the KV pool of the {role} engine was empty after the last request, found "
-            "nothing; record the cell again"
+            f"the record does not say when the KV pool of the {role} engine was empty after the last request; record "
+            "the cell again"
         )
         return cell.untested(NAME, message)
     message = (
-        f"expected the {role} engine to have no KV block in use when all requests and P's leases had ended, found that "
-        "it refuses POST /reset_prefix_cache: blocks of a request that is over were not given back"
+        f"the {role} engine still has KV blocks in use after all requests and P's leases have ended (it refuses POST "
+        "/reset_prefix_cache): blocks of a request that is over were not given back"
     )
     return cell.finding(NAME, Verdict.REGRESSION, "blocks-kept", message)

@@ -48,10 +48,7 @@ def _gaps(cell: CellView, parts: dict[str, Observation]) -> list[Gap]:
     return list(kind.gaps(config, Occurrence(cell, parts, _margins(cell))))
 
 
-_LATE = (
-    "expected the held engine to be released before it answered, found it released after that: the record was put "
-    "together by hand"
-)
+_LATE = "the held engine answered before it was released: the record was put together by hand"
 _BETWEEN_S = 10.0
 """Far above what a busy machine takes between the legs of a request, which no leg counts."""
 

@@ -51,9 +51,9 @@ def rescored(cell: CellView) -> CheckResult:
         if wrong:
             at = wrong[0]
             message = (
-                f"expected output tokens that {cell.name.reference} prefers when it reads prompt and output afresh, "
-                f"found {len(wrong)} of {len(gaps)} that it does not, the first at output token {at}, by "
-                f"{gaps[at]:.2f} nats (a near tie is at most {bound:g})"
+                f"{len(wrong)} of {len(gaps)} output tokens are not what {cell.name.reference} prefers when it reads "
+                f"prompt and output afresh, the first at output token {at}, by {gaps[at]:.2f} nats (a near tie is at "
+                f"most {bound:g})"
             )
             evidence = WrongWhenRescored(
                 position=at, gap_nats=gaps[at], wrong_tokens=len(wrong), scored_tokens=len(gaps)
@@ -91,9 +91,9 @@ def _less_probable(cell: CellView, o: Observation, moved: Matrix, gaps: Sequence
         return []
     at = int(np.flatnonzero(apart > bound)[0])
     message = (
-        f"expected output tokens to be as probable as when {cell.name.reference} reads them afresh, within {bound:.2g} "
-        f"nats, found others at {int((apart > bound).sum())} of {len(apart)}, the first at output token {at}, by "
-        f"{apart[at]:.3g} nats"
+        f"{int((apart > bound).sum())} of {len(apart)} output tokens are not as probable as when "
+        f"{cell.name.reference} reads them afresh, the first at output token {at}, by {apart[at]:.3g} nats (rounding "
+        f"is at most {bound:.2g})"
     )
     verdict, _ = decide(Facts(change="differ", against="this run"))
     evidence = WrongWhenRescored(

@@ -105,7 +105,7 @@ def _named(rows: Sequence[PlannedRequest]) -> str:
 def _not_as_planned(cell: CellView, found: Matched) -> list[Finding]:
     """Return a finding for each answer that is not the only one to a planned request."""
     again = "the record was written twice or put together by hand; record the cell again"
-    strange = "expected answers to planned requests alone, found one to a request that the plan does not have"
+    strange = "an answer to a request that the plan does not have"
     repeated = () if cell.history.run.kind == "soak" else found.repeated
     wrong = [
         *(
@@ -137,7 +137,7 @@ def echoed_prompt(cell: CellView) -> CheckResult:
 
 
 def _echo_difference(role: str, sent: tuple[int, ...], seen: tuple[int, ...]) -> tuple[str, EchoDifference]:
-    """Return how the prompt ids that an engine saw differ from those that were sent, in words and as evidence."""
+    """Return how the prompt ids that an engine saw differ from those that were sent, as text and as evidence."""
     at = common_prefix(seen, sent)
     message = (
         f"expected the {role} engine to see the {len(sent)} prompt ids that were sent, found {len(seen)} ids that "
@@ -157,7 +157,7 @@ def response_invariants(cell: CellView) -> CheckResult:
             engine = OfEngine(role=leg.role)
             problems: list[tuple[str, OfEngine]] = [(p, engine) for p in _leg_problems(cell, o, leg)]
             if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
-                words = "expected the token that stopped the request once, at the end, found it earlier too"
+                words = "the token that stops the request also stands before the end"
                 problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
             problems += [(p, engine) for p in _step_problems(o, leg)]
             damage: DamageClass = "sampler" if leg.streamed is None else "delivery"
@@ -198,7 +198,7 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
         yield f"expected finish reason stop or length, found {leg.finish_reason!r}"
     asked = 1 if own_prefill else o.max_tokens
     if leg.finish_reason == "length" and asked is not None and produced < asked and not cell.fills_context(o, leg):
-        yield f"expected finish reason length at {asked} tokens only, found it after {produced}"
+        yield f"the finish reason is length after {produced} tokens, though {asked} were asked for"
 
 
 def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator[str]:
@@ -216,10 +216,10 @@ def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator
     if allowed_ids is not None and (others := [t for ids in answers for t in ids if t not in allowed_ids]):
         yield f"expected allowed tokens alone, found {counted(len(others), 'other')}, {others[0]} among them"
     if o.fields.get("ignore_eos") and leg.finish_reason == "stop":
-        yield "expected the answer to go on behind the end token, found that it ended there"
+        yield "the answer ends at the end token, which it was to ignore"
     texts = [text for text in (leg.own_text, *(s.text for s in leg.siblings)) if text is not None]
     if bad := [word for word in o.fields.get("bad_words", ()) if any(word in text for text in texts)]:
-        yield f"expected the answer without the bad word {bad[0]!r}, found it"
+        yield f"the answer has the bad word {bad[0]!r}"
     wanted = 1 if own_prefill else o.fields.get("n", 1)
     if len(answers) != wanted:
         yield f"expected {counted(wanted, 'answer')} to the request, found {len(answers)}"
@@ -251,7 +251,7 @@ def _impossible_logprobs(leg: Leg) -> Iterator[str]:
             )
             return
         if gap < 0:
-            yield f"expected no second-best token above the best one, found one at output token {at}"
+            yield f"the second-best token is above the best one at output token {at}"
             return
 
 
@@ -263,16 +263,16 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
     produced = len(leg.output_ids)
     counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
     if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
-        yield "expected the per-step counts to add up to the request's totals, found another sum"
+        yield "the per-step counts do not add up to the request's totals"
     if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
-        yield "expected no step to accept more than it drafted, found one"
+        yield "a step accepts more drafts than it made"
     # The prefill gives the first token, and one more each time a preempted request is resumed. A last step at the end
     # of the context has no drafts.
     prefilled = 1 + o.preemptions(leg) + spec.at_limit
     # A step without drafts is not counted where a method may find none.
     counts_all = not (o.drafts_filtered or spec.up_to)
     if counts_all and sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
-        yield f"expected the verify steps to account for {produced} output tokens, found fewer"
+        yield f"the verify steps account for fewer than the {produced} output tokens"
 
 
 def has_plain_answers(cell: CellView) -> bool:

@@ -165,8 +165,8 @@ def judge_pooled_drafts(cell: CellView, pooled: PooledDrafts) -> CheckResult:
         note = "; ".join((*_sight_note(tested), *(["other cells moved"] if moved else [])))
         return conclude(name, cell.id, tested.sample.prompts, [], note=note, figures=figures)
     message = (
-        f"expected drafts to be accepted after hand-offs as on single engines, over all P/D cells together (p "
-        f"{tested.p:.2g}, level {pooled.alpha:.2g}), found a {change}: {'; '.join(map(_describe, too))}; of this cell "
+        f"a {change} of accepted drafts after hand-offs, over all P/D cells together and against their single "
+        f"engines (p {tested.p:.2g}, level {pooled.alpha:.2g}): {'; '.join(map(_describe, too))}; of this cell"
         + ", ".join(f"{a:.4f} → {b:.4f}" for a, b in (mine[c.difference.column] for c in too))
         + f"; {why}"
     )
@@ -187,9 +187,9 @@ def _pooled_message(cell: CellView, pooled: Pooled, columns: Sequence[Column], w
         else (f"of all cells together in {cell.scenario}", "to the same prompts cold", "cold")
     )
     return (
-        f"expected no more wrong answers {whose} than {than} (pooled test, p {pooled.tested.p:.2g}, level "
-        f"{pooled.alpha:.2g}), found more: {'; '.join(_describe(c) for c in columns)}; {ours} of this cell, {theirs} "
-        f"{its} ({name.removeprefix('all@')}: {', '.join(prompts)}); {why}"
+        f"more wrong answers {whose} than {than} (pooled test, p {pooled.tested.p:.2g}, level {pooled.alpha:.2g}): "
+        f"{'; '.join(_describe(c) for c in columns)}; {ours} of this cell, {theirs} {its} "
+        f"({name.removeprefix('all@')}: {', '.join(prompts)}); {why}"
     )
 
 
@@ -255,13 +255,12 @@ def _message(cell: CellView, tested: Tested, change: Change, columns: list[Colum
     judging = cell.judging
     if not columns:
         if not tested.quiet:
-            return f"expected two equal runs to agree, found that they do not: {why}"
+            return f"two equal runs do not agree: {why}"
         return _blind_message(cell, tested, why)
     shown = "; ".join(_describe(c) for c in columns[:3])
     return (
-        f"expected no change beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
-        f"{judging.stage_alpha:.3g}), found a {change} in {len(columns)} of {len(tested.columns)} columns: {shown}; "
-        f"{why}"
+        f"a {change} beyond chance (registered test, adjusted p {tested.adjusted:.2g}, level "
+        f"{judging.stage_alpha:.3g}) in {len(columns)} of {len(tested.columns)} columns: {shown}; {why}"
     )
 
 
@@ -274,9 +273,9 @@ def _blind_message(cell: CellView, tested: Tested, why: str) -> str:
     more = "more P/D cells with their single engines" if cell.cold else "more cells"
     remedy = f"send more prompts, or {more}" if tested.id.name == "pooled" else "send more prompts"
     return (
-        f"expected evidence that could show a change of {' and of '.join(wanted)}, found that {tested.sample.prompts} "
-        f"prompts of {tested.sample.units} texts show {' and '.join(found)}: {why}; {remedy} (`harness plan` says what "
-        "they show)"
+        f"a change of {' and of '.join(wanted)} has to be seen, and {tested.sample.prompts} prompts of "
+        f"{tested.sample.units} texts show {' and '.join(found)}: {why}; {remedy} (`harness plan` says what they "
+        "show)"
     )
 
 

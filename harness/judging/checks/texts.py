@@ -75,11 +75,11 @@ def _problems(o: Observation, leg: Leg, twin: Leg | None) -> Iterator[str]:
     asked = o.feature in ("stop-string", "include-stop")
     text, own, stop = leg.text or "", leg.own_text or "", leg.stop_reason
     if twin is not None and twin.own_text is not None and (twin.own_text, twin.stop_reason) != (own, stop):
-        yield "expected the tokens to have the text that they have on the plain engine, found another one"
+        yield "the same tokens have another text than on the plain engine"
     if isinstance(stop, int) and leg.output_ids and leg.output_ids[-1] != stop:
         yield f"expected the answer to end with its stop token {stop}, found {leg.output_ids[-1]}"
     if stop is not None and leg.finish_reason != "stop":
-        yield f"expected {stop!r} only in an answer that it stopped, found it in one that ended by {leg.finish_reason}"
+        yield f"{stop!r} is in the answer, which ended by {leg.finish_reason} instead of stopping there"
     if isinstance(stop, str):
         if not asked:
             yield f"expected no stop string of a request without one, found {stop!r}"
@@ -92,6 +92,6 @@ def _problems(o: Observation, leg: Leg, twin: Leg | None) -> Iterator[str]:
     if found != wanted and leg.reasoning is None and not _is_unclear(leg.own_text or ""):
         at = common_prefix(found, wanted)
         yield (
-            f"expected the text of its tokens, found another one from character {at} on: "
-            f"{found[at : at + _SHOWN]!r} instead of {wanted[at : at + _SHOWN]!r}"
+            f"the text is not that of its tokens from character {at} on: {found[at : at + _SHOWN]!r} instead of "
+            f"{wanted[at : at + _SHOWN]!r}"
         )

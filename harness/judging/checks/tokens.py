@@ -39,14 +39,11 @@ def in_words(at: Divergence, ours: tuple[int, ...], reference: tuple[int, ...], 
     found = ours[at.position] if at.position < len(ours) else "the end of the output"
     wanted = reference[at.position] if at.position < len(reference) else "the end of the output"
     margin = (
-        "no near tie is known: the reference has no margin there"
+        "no near tie is known there"
         if at.gap is None
-        else f"the reference's margin there is {at.gap:.2f} nats, no near tie"
+        else f"not a near tie: the two best tokens are {at.gap:.2f} nats apart there"
     )
-    return (
-        f"expected the tokens of {against}, found the first difference at output token {at.position}: "
-        f"{found} instead of {wanted} ({margin})"
-    )
+    return f"output token {at.position} is {found}, {against} has {wanted} ({margin})"
 
 
 def _final(o: Observation | None) -> Leg | None:
@@ -137,7 +134,7 @@ def _not_repeated(cell: CellView, name: str) -> tuple[list[Finding], int]:
     first = {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.feature == "seed"}
     pairs = [(first.get((a.o.prompt_id, a.o.instance)), a) for a in answers.values() if a.o.feature == "seed-again"]
     verdict, _ = decide(Facts(change="differ", against="this run"))
-    words = "expected the answer that the same engine gave with the same seed before, found another one"
+    words = "with the same seed, the same engine gave another answer before"
     apart = [(before, a) for before, a in pairs if before is None or before.output != a.output]
     return [cell.finding(name, verdict, "sampler", words, a.o, OfEngine(role=a.leg.role)) for _, a in apart], len(pairs)
 

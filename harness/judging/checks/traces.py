@@ -172,10 +172,9 @@ def _moved_too_far(
         return None
     verdict, why = again.verdict(NAME, cell, o, "differ")
     message = (
-        f"expected the output of {o.prompt_id} to be as likely to {cell.name.reference}, which reads it afresh, as to "
-        f"the engine that said it, but for rounding, which moves a token of this text by {size:.2g} nats and {tokens} "
-        f"of them by at most {size * limit:.2g} on average; found {size * mean:.2g} over the {tokens} from output "
-        f"token {start} on: {why}"
+        f"{o.prompt_id}: for {tokens} tokens from output token {start} on, the engine that said them and "
+        f"{cell.name.reference}, which reads them afresh, differ by {size * mean:.2g} nats on average; rounding, "
+        f"which moves a token of this text by {size:.2g} nats, explains at most {size * limit:.2g}: {why}"
     )
     evidence = TraceMoved(
         position=start, tokens=tokens, mean_nats=size * mean, limit_nats=size * limit, usual_nats=size

@@ -59,9 +59,9 @@ def _unproven(cell: CellView) -> str:
     if not cell.settings.by_nixl:
         connector = cell.settings.connector
         return (
-            f"expected NIXL among the connectors, whose counters prove which KV moved, found {connector}: that D took "
-            "prompt tokens from outside is the only evidence, so a pair with this connector cannot pass; its tokens "
-            "and acceptance are judged all the same"
+            f"{connector} is not NIXL, whose counters prove which KV moved: that D took prompt tokens from outside "
+            "is the only evidence, so a pair with this connector cannot pass; its tokens and acceptance are judged "
+            "all the same"
         )
     kind, missing = ("recurrent state", _untold_of_state) if cell.record.recurrent else ("windows", _untold_of_windows)
     return (found := missing(cell)) and (
@@ -396,10 +396,10 @@ def _late_request(cell: CellView, o: Observation) -> Finding:
     seconds, counters = o.legs[-1].seconds, o.legs[-1].counters
     return cell.untested(
         NAME,
-        f"expected D's engine to receive the request within P's lease of {cell.settings.kv_lease_s:g} s, found an "
-        f"answer after {seconds:.1f} s, of which the engine had the request for "
-        f"{counters['queue_seconds'] + counters['inference_seconds']:.1f} s: D may have read blocks that P had given "
-        "to other requests, so this request is not judged; the machine is too busy, run it again",
+        f"D answered after {seconds:.1f} s, of which its engine had the request for "
+        f"{counters['queue_seconds'] + counters['inference_seconds']:.1f} s, and P's lease lasts "
+        f"{cell.settings.kv_lease_s:g} s: D may have read blocks that P had given to other requests, so this request "
+        "is not judged; the machine is too busy, run it again",
         o,
     )
 
@@ -478,7 +478,7 @@ def _failed(cell: CellView, o: Observation, counters: dict[str, float]) -> list[
 def _hand_off(cell: CellView, o: Observation) -> list[Finding]:
     prefill, decode = o.leg("prefill"), o.leg("decode")
     if prefill is None or decode is None or not prefill.kv_transfer_params:
-        message = "expected both legs of a hand-off with P's parameters, found them incomplete: no KV moved"
+        message = "no KV moved: a leg of the hand-off, or P's parameters, are missing"
         return [cell.untested(NAME, message, o)]
     return _parameters(cell, o, prefill) + (_movement(cell, o, decode) if o.concurrent == 1 else [])
 
@@ -524,7 +524,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
     given = HandOffParameters(kv_transfer_params=params)
     held = cell.hand_off.handed_tokens(o)
     if params.get("do_remote_prefill") is not True or params.get("do_remote_decode") is not False:
-        message = "expected P's parameters to tell D to pull (do_remote_prefill alone), found that they do not"
+        message = "P's parameters do not tell D to pull (do_remote_prefill alone)"
         return [cell.untested(NAME, message, o, given)]
     groups = params.get("remote_block_ids")
     count = params.get("remote_num_tokens", held)
@@ -543,7 +543,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
         else:
             findings.append(cell.wrong_kv(NAME, message, o, given))
     if "remote_num_tokens" not in params:
-        message = "expected P to say of how many tokens it publishes KV (remote_num_tokens), found nothing"
+        message = "P does not say of how many tokens it publishes KV (remote_num_tokens)"
         findings.append(cell.untested(NAME, message, o, given))
     size = cell.block_size("prefill")
     allowed = sorted({published_blocks(count, size, window) for window in cell.record.windows})
@@ -558,10 +558,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
             )
             findings.append(cell.wrong_kv(NAME, message, o, given))
         if len({str(block) for block in held_ids}) < len(held_ids):
-            message = (
-                f"expected P to publish each block of KV-cache group {index} once, found one again: D reads the KV of "
-                "other tokens there"
-            )
+            message = f"P published a block of KV-cache group {index} twice: D reads the KV of other tokens there"
             findings.append(cell.wrong_kv(NAME, message, o, given))
         # The group with the most blocks has the layers that see most; which of the others has a window is not told.
         wanted = allowed[-1] if index == longest else min(allowed, key=lambda n: abs(n - len(group)))

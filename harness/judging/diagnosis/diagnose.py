@@ -277,7 +277,7 @@ _NAMES: dict[str, str] = {
     "drafter-kv": "wrong KV of the drafter",
     "sampler": "drafting or verification",
     "text": "text that is not the tokens'",
-    "delivery": "an answer that is delivered otherwise than it was made",
+    "delivery": "an answer that is not delivered as it was made",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
     "known-answer": "wrong by the known answer",
@@ -325,7 +325,7 @@ def _tokens(cell: CellView, finding: Finding) -> int:
 
 
 def comes_and_goes(compared: Sequence[Observation], findings: Sequence[Finding]) -> str:
-    """Return in words how often requests fail, and whether one failed that passed when its prompt was sent again, as
+    """Describe how often requests fail, and whether one failed that passed when its prompt was sent again, as
     text instead of as ids or the other way round. The interval of the rate is Clopper and Pearson's."""
     # It takes long to import, and most runs have no such failure.
     from scipy.stats import binomtest

@@ -120,13 +120,14 @@ def _from_tokens(cell: CellView, r: Request) -> Location:
         return _located(structure, count, [text])
     position = wanted[at] if at < len(wanted) else None
     missing = _missing_blocks([p for p in wanted if p is not None], repeated(sources(r.o.sent_ids, ours)), size)
-    seen = [f"nothing of {name_blocks(missing, count)} is in the output"] if missing else []
+    whole = "the prompt" if len(missing) == count else name_blocks(missing, count)
+    seen = [f"the output repeats nothing of {whole}"] if missing else []
     first = f"the first wrong token is output {at}"
     if position is not None:
         first += f", which copies prompt position {position} in block {position // size}"
     seen.append(first)
     if position is not None:
-        seen.append(_jump(sources(r.o.sent_ids, ours), at, position, size))
+        seen.append(_jump(r.o.sent_ids, ours, at, position, size))
     found = missing or ((position // size,) if position is not None else ())
     return _located(structure, count, seen, found, position)
 
@@ -144,12 +145,14 @@ def _located(
     )
 
 
-def _jump(origin: Sequence[int | None], at: int, position: int, size: int) -> str:
+def _jump(prompt: Sequence[int], output: Sequence[int], at: int, position: int, size: int) -> str:
     """Return from where the output continued instead."""
-    there = origin[at] if at < len(origin) else None
-    if there is None:
-        return "what came instead is no part of the prompt" if at < len(origin) else "the output ends there"
-    return f"what came instead is prompt position {there} in block {there // size}, {there - position:+d} tokens away"
+    if at >= len(output):
+        return "the output ends there"
+    there = sources(prompt, output)[at]
+    if there is not None:
+        return f"it has prompt position {there} of block {there // size} instead, {there - position:+d} tokens away"
+    return f"the wrong token {'occurs several times' if output[at] in prompt else 'does not occur'} in the prompt"
 
 
 def _missing_blocks(wanted: Sequence[int], read: set[int], size: int) -> tuple[int, ...]:
@@ -176,16 +179,16 @@ def _from_steps(cell: CellView, r: Request) -> Location | None:
     if placed is not None:
         ours = dict(zip(placed.at, steps.accepted, strict=True))
         theirs = {at: e for at, e in zip(placed.at, placed.expected, strict=True) if e is not None}
-    since = "D took over" if cell.handed_off else "the prefill"
+    since = "the hand-off" if cell.handed_off else "the prefill"
     if steps.drafted is not None and placed is None:
         # Steps without drafts are not counted, so that the others' positions are not known.
-        return Location(of=count, step=first, text=f"acceptance differs from step {first} since {since} on")
+        return Location(of=count, step=first, text=f"acceptance differs from step {first} after {since}")
     lines = [
-        f"acceptance differs from step {first} since {since} on, at {len(aligned.differing)} of {aligned.common} steps "
-        "that both begin at the same token"
+        f"acceptance differs from step {first} after {since}, at {len(aligned.differing)} of {aligned.common} "
+        "comparable steps"
     ]
     if steps.padded:
-        lines[0] += " (a padded first step is not counted)"
+        lines[0] += " (the padded first step is left out)"
     origin = sources(r.o.sent_ids, r.expected)
     if not is_copy(origin):
         lines.append("the output does not repeat the prompt, so the steps do not tell which block the drafter lacks")
@@ -254,12 +257,13 @@ def _surplus(cell: CellView, o: Observation, count: int) -> _Structure | None:
         return None
     pulled = _blocks_pulled(cell, decode)
     kept = f", D pulled {pulled}" if pulled is not None else ""
+    rest = f"last {surplus} blocks were" if surplus > 1 else "last block was"
     return _Structure(
         tuple(range(count)),
         surplus,
         f"P published {len(groups[0])} blocks for a prompt of {count}{kept}: D's KV is shifted by {surplus} block"
-        f"{'s' if surplus > 1 else ''}, {name_blocks(range(surplus), count)} is missing and the last {surplus} that D "
-        "holds was never written",
+        f"{'s' if surplus > 1 else ''}, {name_blocks(range(surplus), count)} {'are' if surplus > 1 else 'is'} missing, "
+        f"and D's {rest} never written",
     )
 
 
@@ -286,7 +290,7 @@ def _foreign_hit(cell: CellView, o: Observation) -> _Structure | None:
                 wrong,
                 None,
                 f"the {leg.role} engine took {hits} tokens from its prefix cache where at most {allowed} can be this "
-                f"prompt's: {name_blocks(wrong, blocks(len(o.sent_ids), size))} came from somebody else",
+                f"prompt's: another prompt filled {name_blocks(wrong, blocks(len(o.sent_ids), size))}",
             )
     return None
 
@@ -332,7 +336,7 @@ def _cached_prefix(cell: CellView, o: Observation) -> _Structure | None:
 
 
 def name_blocks(indices: Sequence[int] | range, count: int) -> str:
-    """Return block indices in words: ``block 2``, ``blocks 1 to 3``, ``all 4 blocks``."""
+    """Return block indices as text: ``block 2``, ``blocks 1 to 3``, ``all 4 blocks``."""
     items = list(indices)
     if not items:
         return "no block"

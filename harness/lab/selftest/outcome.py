@@ -76,9 +76,7 @@ def _mismatch(trial: Trial, cell: CellVerdict, lookahead: int) -> str | None:
         return _law_mismatch(cell, lookahead)
     law = diagnosis.law
     if trial.aged_only and (law is None or not law.of_age or not law.text.startswith(IFF)):
-        return (
-            f"expected the law that failures begin at a request, and at no length, found {law.text if law else 'none'}"
-        )
+        return f"expected failures from one request on, whatever the length, found {law.text if law else 'no law'}"
     return None
 
 

@@ -367,7 +367,7 @@ def _fired(trial: Trial, setup: Setup, engines: Path) -> bool | None:
 
 
 def expectation(trial: Trial) -> str:
-    """Describe in words what must be found."""
+    """Describe what must be found."""
     where = " or ".join(f"{v.topology} {v.scenario}" for v in trial.caught)
     law = ", at the lookahead's residues only" if trial.spills_only else ""
     clean = f", while {' and '.join(f'{v.topology} {v.scenario}' for v in trial.clean)} passes" if trial.clean else ""

@@ -74,7 +74,8 @@ def select_trials(
         trials = [moved for t in trials if (moved := _on(t, method)) is not None]
         if not trials:
             raise UsageError(
-                f"--method {method}: expected faults that it can show, found none among {', '.join(order)}"
+                f"--method {method} can show none of the faults {', '.join(order)}; name another method, or other "
+                "faults"
             )
     return trials
 

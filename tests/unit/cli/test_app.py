@@ -37,9 +37,9 @@ def said(error: Exception, capsys, code: int = 64) -> str:
 
 def test_a_library_that_cannot_load_a_file_is_quoted(capsys):
     text = said(OSError("Can't load tokenizer\nfor 'models/mine'"), capsys)
-    assert text == "harness: expected to read what the command needs, found Can't load tokenizer for 'models/mine'\n"
+    assert text == "harness: what the command needs cannot be read: Can't load tokenizer for 'models/mine'\n"
     text = said(OSError(errno.ENOSPC, "No space left on device", "/full/run.json"), capsys)
-    assert "found No space left on device: /full/run.json; choose a writable folder" in text
+    assert "(No space left on device: /full/run.json); choose a writable folder" in text
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_library_that_cannot_load_a_file_is_quoted(capsys):
     [
         ("list cells | true", 128 + signal.SIGPIPE, ""),
         ("check /nowhere 2>&1 >&- | true", 128 + signal.SIGPIPE, ""),
-        ("list cells > /dev/full", 2, "harness: expected to write its output, found No space left on device\n"),
+        ("list cells > /dev/full", 2, "harness: the output cannot be written: No space left on device\n"),
         ("check /nowhere 2> /dev/full", 2, ""),
     ],
 )
@@ -107,7 +107,10 @@ def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((None, None, None, None, "cold"), "expected [RUN_DIR] FINDING, or --cell and --prompt, found neither"),
+        (
+            (None, None, None, None, "cold"),
+            "name what to try, [RUN_DIR] FINDING or --cell and --prompt; found neither",
+        ),
         (("RUN", None, None, None, "cold"), "found no finding of"),
         (("RUN", "x", "pd-none", None, "cold"), "exclude each other"),
         ((None, None, "pd-none", None, "cold"), "--cell needs --prompt ID or --scenario NAME"),
@@ -128,14 +131,18 @@ def test_a_run_that_is_none_is_refused(tmp_path: Path):
 def test_repro_and_bisect_take_the_same(command):
     ends = ["--good", "0.30.0", "--bad", "0.32.0"] if command == "bisect" else []
     code, words = inside(command, *ends)
-    assert code == 64 and "expected [RUN_DIR] FINDING" in words
+    assert code == 64 and "name what to try, [RUN_DIR] FINDING" in words
 
 
 def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):
     case = ["repro", "--cell", "pd-none", "--prompt", "first", "--export"]
     (tmp_path / "x.md").touch()
     (tmp_path / "y.py").touch()
-    for file, words in (("x.py", "found one; name another"), ("y.py", "found one"), ("no/z.py", "expected a folder")):
+    for file, words in (
+        ("x.py", "x.md exists already; name another"),
+        ("y.py", "exists already"),
+        ("no/z.py", "there is no folder"),
+    ):
         code, said = inside(*case, str(tmp_path / file), "--export-issue")
         assert code == 64 and words in " ".join(said.split())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.md", "y.py"]
@@ -161,11 +168,11 @@ def test_what_would_never_end_is_refused(command):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("report", "RUN", "--compare", "RUN", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
-        (("trend", "{0}", "--out", "{0}/x.HTML"), "expected a folder, found the name of a file"),
-        (("check", "RUN", "--out", "{0}/taken"), "expected a folder, found the name of a file"),
-        (("merge", "RUN", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
-        (("run", "-c", "single-none", "--out", "{0}/x.html"), "expected a folder, found the name of a file"),
+        (("report", "RUN", "--compare", "RUN", "--out", "{0}/x.html"), "this is the name of a file"),
+        (("trend", "{0}", "--out", "{0}/x.HTML"), "this is the name of a file"),
+        (("check", "RUN", "--out", "{0}/taken"), "this is the name of a file"),
+        (("merge", "RUN", "--out", "{0}/x.html"), "this is the name of a file"),
+        (("run", "-c", "single-none", "--out", "{0}/x.html"), "this is the name of a file"),
         (("report", "RUN", "--compare", "RUN", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),
         (("trend", "{0}", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),
         (("check", "RUN", "--out", "{0}/none/x"), "there is no folder {0}/none; make it"),

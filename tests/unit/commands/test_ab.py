@@ -81,7 +81,7 @@ def test_a_wrong_argument_of_head_costs_one_start_of_an_engine(tmp_path, monkeyp
     monkeypatch.setattr("harness.commands.ab.execute", execute)
     prepared = with_references("cpu", ["pd-none"], ["cold"])
     sides = (Side("base", prepared, "main", RunOptions()), Side("head", prepared, "branch", RunOptions()))
-    words = "head: expected answers to compare, found none: unrecognized arguments: --no-such; correct that"
+    words = "head gave no answers to compare: unrecognized arguments: --no-such; correct that"
     with pytest.raises(EngineStartError, match=words):
         record_both(prepared.profile, sides, tmp_path, Reporter(1.0))
     assert asked == ["head"]
@@ -111,13 +111,13 @@ def test_single_cells_are_asked_too_and_cold_for_every_prompt():
 
 
 def test_two_equal_vllms_are_refused():
-    assert "another --head than --base, or --engine-arg or --engine-env, found none of them" in inside("ab")[1]
-    assert "found 0.32.0 for both; `harness aa`" in inside("ab", "--base", "0.32.0", "--head", "0.32.0")[1]
+    assert "base and head are the same vLLM: give another --head" in inside("ab")[1]
+    assert "base and head are the same vLLM, 0.32.0: give" in inside("ab", "--base", "0.32.0", "--head", "0.32.0")[1]
 
 
 def test_head_cannot_be_a_server():
     code, words = inside("ab", "--base", "0.30.0", "--head", "http://127.0.0.1:1")
-    assert code == 64 and words.startswith("harness: --head http://127.0.0.1:1: expected a vLLM whose engines")
+    assert code == 64 and words.startswith("harness: --head http://127.0.0.1:1 is the address of a server")
 
 
 def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
@@ -140,7 +140,11 @@ def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
         code, words = inside(*given, "-c", "pd-none")
         assert code == 64 and words.endswith("harness: stopped"), words
         code, words = inside(*given, "-c", "pd-eagle3")
-        assert code == 64 and "expected cells without speculation" in words and "found single-eagle3;" in words
+        assert (
+            code == 64
+            and "one server can answer for cells without speculation alone" in words
+            and "not for single-eagle3;" in words
+        )
     with fake_server(key="k" * 20) as url:
         code, words = inside(*given[:2], url, *given[3:], "-c", "pd-none")
         assert code == 64 and f"--base {url}: expected the settings" in words and "_tokens 0, found 3" in words

@@ -55,7 +55,7 @@ def test_without_the_hub_names_stay_and_it_says_how_to_pin_them(tmp_path):
     profile = read_profile(str(path))
     assert (profile.target.revision, profile.target.pinned) == ("main", None)
     assert len(notes) == 2
-    assert f"add @COMMIT behind its name, which `harness models --profile {path}` shows" in notes[0]
+    assert f"add @COMMIT behind its name; `harness models --profile {path}` shows it" in notes[0]
     assert "the hub is away" in notes[0]
     assert f"`harness models --profile {path}` shows" in path.read_text()
 
@@ -79,12 +79,12 @@ def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"target": "Qwen3-4B"}, "--target Qwen3-4B: expected a folder, or a name on the hub"),
+        ({"target": "Qwen3-4B"}, "--target Qwen3-4B is no folder, and no name on the hub"),
         ({"target": "Qwen/Qwen3-4B@0e9e39f"}, "expected all 40 lower-case hex digits"),
-        ({"drafter": None}, "--method eagle3: expected --drafter MODEL with it"),
-        ({"method": "none"}, "--drafter: expected --method NAME with it"),
-        ({"method": "none", "drafter": None}, "-k: expected --method NAME with it"),
-        ({"method": "ngram"}, "--method ngram: expected no --drafter, since it drafts without a model, found me/x"),
+        ({"drafter": None}, "--method eagle3 needs --drafter MODEL"),
+        ({"method": "none"}, "--drafter needs --method NAME"),
+        ({"method": "none", "drafter": None}, "-k needs --method NAME"),
+        ({"method": "ngram"}, "--method ngram drafts without a model; leave --drafter me/x out"),
         ({"method": "eagel3"}, "--method eagel3: `init` knows no such method; did you mean eagle3 or eagle?"),
         ({"drafts": 0}, "-k 0: expected 1 to 16 drafts a step"),
         ({"drafts": 17}, "-k 17: expected 1 to 16 drafts a step"),
@@ -147,5 +147,5 @@ def test_models_and_questions_beside_the_profile_are_named_from_there(tmp_path):
     assert profile.expected.single_request_s < 1, "a guess by the size of the weights"
     (tmp_path / "q.txt").write_text("Alone?\n")
     path.unlink()
-    with pytest.raises(UsageError, match="expected at least two texts, one for each half, found 1"):
+    with pytest.raises(UsageError, match="1 of the two texts that are needed"):
         written(tmp_path, wanted._replace(questions=tmp_path / "q.txt"))

@@ -119,7 +119,7 @@ def test_servers_that_ran_already_are_asked_again_and_no_engines_stand_in_for_th
     assert repro_line(attached, finding) == again
     assert repro_line(red.history, finding) == f"harness repro run {finding.id}"
     monkeypatch.setattr(repro, "load_history", lambda _: attached)
-    with pytest.raises(UsageError, match=f"asked again with: {again}; to try .*--cell and --prompt"):
+    with pytest.raises(UsageError, match=f"ask them again with: {again}; or try .*--cell and --prompt"):
         repro.from_run(Path("run"), finding.id)
 
 
@@ -148,7 +148,7 @@ def test_engines_of_a_shared_group_are_those_of_the_run():
     prepared = repro._prepared(profile, "cpu", target, shared)
     assert [g.topology for g in prepared.plan.groups] == ["pd"]
     assert [w.cell.id for w in prepared.works] == ["single-none"]
-    with pytest.raises(UsageError, match="expected the prompts of the run"):
+    with pytest.raises(UsageError, match="is not the prompt set of the run"):
         repro._prepared(profile, "cpu", target, with_run(shared, prompts_sha256="0" * 64))
 
 

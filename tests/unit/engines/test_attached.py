@@ -230,10 +230,10 @@ def test_a_server_with_tls_is_asked_if_its_certificate_is_trusted(tmp_path: Path
         (["prefill", "decode"], ["pd-eagle3", "single-eagle3"], None),
         (["prefill", "decode", "single"], ["pd-eagle3", "single-none"], None),
         (["single"], ["single-none"], None),
-        (["decode"], ["pd-eagle3"], "expected --prefill for pd-eagle3, found none"),
-        (["prefill", "decode"], ["pd-*"], "of the one method that the servers run, found pd-"),
-        (["prefill", "decode", "single"], ["pd-eagle3"], "expected cells that --single can answer, found none"),
-        (["prefill", "decode"], ["pd-eagle3", "pd-eagle3-router"], "expected --router for pd-eagle3-router"),
+        (["decode"], ["pd-eagle3"], "pd-eagle3 needs --prefill"),
+        (["prefill", "decode"], ["pd-*"], "servers run one method, and the selected cells are of several \\(pd-"),
+        (["prefill", "decode", "single"], ["pd-eagle3"], "--single can answer none of the selected cells"),
+        (["prefill", "decode"], ["pd-eagle3", "pd-eagle3-router"], "pd-eagle3-router needs --router"),
     ],
 )
 def test_servers_answer_the_cells_of_their_method(roles, cells, words):
@@ -254,7 +254,7 @@ def test_cells_with_a_router_are_asked_through_the_one_that_runs(tmp_path: Path)
     executor = AttachedExecutor(pair, router)
     plan = prepare("cpu", ["pd-eagle3*"], ["cold"]).plan
     executor.require_fit(plan, PROFILE)
-    with pytest.raises(UsageError, match="expected cells that --router can answer"):
+    with pytest.raises(UsageError, match="--router can answer none of the selected cells"):
         executor.require_fit(prepare("cpu", ["pd-eagle3"], ["cold"]).plan, PROFILE)
     (group,) = plan.groups
     routers = Routers(group, tmp_path, ApiKey("k" * 20), 1.0, lambda _: None)
@@ -298,7 +298,7 @@ def test_a_proxy_that_lists_no_model_is_asked_by_the_name_that_p_and_d_have(tmp_
 
 def test_a_proxy_that_lists_no_model_needs_one_name_for_it():
     pair = [known("prefill"), known("decode")._replace(model="yours")]
-    with fake_toy_proxy() as url, pytest.raises(UsageError, match=r"under one name .* found mine and yours"):
+    with fake_toy_proxy() as url, pytest.raises(UsageError, match=r"under one name, and they have mine and yours"):
         look_at_router(url, None, pair)
 
 
@@ -316,7 +316,9 @@ def test_a_router_that_does_not_answer_is_refused():
 
 
 def test_servers_of_different_versions_are_refused():
-    with pytest.raises(UsageError, match=r"expected servers of one vLLM, found 0\.32\.0, one that does not tell"):
+    with pytest.raises(
+        UsageError, match=r"the servers run different versions of vLLM \(0\.32\.0, one that does not tell"
+    ):
         AttachedExecutor({"prefill": known("prefill"), "decode": known("decode", "")}).environment(PROFILE)
 
 

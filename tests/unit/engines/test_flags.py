@@ -56,14 +56,14 @@ def test_what_is_neither_argument_nor_variable_is_refused(arguments, variables, 
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
-        (["--port=1"], [], "--engine-arg --port=1: expected an argument that the .* engine does not have"),
-        (["--kv_transfer_config.kv_role=kv_both"], [], "kv_role=kv_both: expected an argument that the"),
-        (["prefill:--kv_transfer_config={}"], [], "the prefill engine does not have, found one that the harness sets"),
-        ([], ["UCX_TLS=rc"], r"found UCX_TLS=tcp,sm,self, which the harness sets; leave it out, or change"),
-        ([], ["VLLM_API_KEY=abc"], r"found VLLM_API_KEY=<redacted>, which the harness sets"),
-        ([], ["decode:LD_PRELOAD=x.so"], r"found LD_PRELOAD=an OpenMP library, which the harness sets"),
-        ([], ["single:X=1"], "single:X=1: expected the role .* which are decode and prefill, found none with it"),
-        (["single:--x"], [], "single:--x: expected the role of an engine of the chosen cells"),
+        (["--port=1"], [], "--engine-arg --port=1: the harness sets this argument of the .* engine"),
+        (["--kv_transfer_config.kv_role=kv_both"], [], "kv_role=kv_both: the harness sets this argument of the"),
+        (["prefill:--kv_transfer_config={}"], [], "the harness sets this argument of the prefill engine"),
+        ([], ["UCX_TLS=rc"], r"the harness sets UCX_TLS=tcp,sm,self for the .* engine; leave it out, or change"),
+        ([], ["VLLM_API_KEY=abc"], r"the harness sets VLLM_API_KEY=<redacted>"),
+        ([], ["decode:LD_PRELOAD=x.so"], r"the harness sets LD_PRELOAD=an OpenMP library"),
+        ([], ["single:X=1"], "single:X=1: the chosen cells have no single engine, only decode and prefill"),
+        (["single:--x"], [], "single:--x: the chosen cells have no single engine"),
     ],
 )
 def test_what_the_harness_sets_itself_is_refused_before_anything_starts(arguments, variables, words):
@@ -86,7 +86,7 @@ def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
     assert any("engines under test with --engine-arg=--my-flag" in notice for notice in judgement.notices)
     assert repro_line(flagged, judgement.findings[0]).endswith("--engine-env=single:OTHER=x=y")
     require_same_flags(FLAGS.options, FLAGS, "run")
-    with pytest.raises(UsageError, match="expected the options that it was recorded with, --engine-arg=--my-flag"):
+    with pytest.raises(UsageError, match="run was recorded with --engine-arg=--my-flag"):
         require_same_flags(FLAGS.options, NO_FLAGS, "run")
 
 
@@ -111,7 +111,7 @@ def test_every_command_that_starts_engines_takes_flags(command, asks, tmp_path, 
     assert code == 64
     assert words.endswith("harness: stopped: mine with ('--engine-arg=--my-flag', '--engine-env=A=1')"), words
     code, words = inside(*command, "--engine-arg=--port=1", "--out", str(tmp_path))
-    assert code == 64 and "--engine-arg --port=1: expected an argument that the single engine does not have" in words
+    assert code == 64 and "--engine-arg --port=1: the harness sets this argument of the single engine" in words
 
 
 def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, monkeypatch):
@@ -123,9 +123,9 @@ def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, mo
     monkeypatch.setattr("harness.runner.repetitions.record_repetitions", stopped)
     record = ("baseline", "record", "-c", "single-none", "--engine-arg=--my-flag", "--out", str(tmp_path / "out"))
     code, words = inside(*record)
-    assert code == 64 and "expected --baselines DIR, a folder of its own" in words and "--my-flag, found" in words
+    assert code == 64 and "add --baselines DIR" in words and "--my-flag need a folder of their own" in words
     code, words = inside(*record, "--baselines", str(PROFILE.baselines))
-    assert code == 64 and "expected --baselines DIR" in words
+    assert code == 64 and "add --baselines DIR" in words
     assert inside(*record, "--baselines", str(tmp_path)) == (64, "harness: stopped: ('--engine-arg=--my-flag',)")
     assert inside(*record[:-3], *record[-2:]) == (64, "harness: stopped: ()")
 
@@ -133,5 +133,7 @@ def test_baselines_of_engines_with_flags_have_a_folder_of_their_own(tmp_path, mo
 def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypatch):
     flagged = with_run(history(flawless()), engine_flags=FLAGS.options, profile={"name": "cpu", "source": "cpu"})
     monkeypatch.setattr("harness.commands.baseline.load_history", lambda _: flagged)
-    with pytest.raises(UsageError, match=r"expected --baselines DIR, .* with --engine-arg=--my-flag"):
+    with pytest.raises(
+        UsageError, match=r"with --engine-arg=--my-flag .*need a folder of their own.*add --baselines DIR"
+    ):
         accept(tmp_path, None, None, None)

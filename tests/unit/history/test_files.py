@@ -84,7 +84,7 @@ def edit(path: Path, change) -> None:
         (lambda ls: ls.clear(), "empty file"),
         (lambda ls: ls.__delitem__(slice(1, None)), "expected prompts"),
         (lambda ls: ls.pop(5), "changed, lost or reordered"),
-        (lambda ls: ls.insert(3, dict(ls[3])), "distinct ids"),
+        (lambda ls: ls.insert(3, dict(ls[3])), "an id stands there twice"),
         (lambda ls: ls[2]["ids"].append(7), "token ids, found"),
         (lambda ls: ls[2]["ids"].__setitem__(3, 99), "hash does not match"),
         (lambda ls: ls[2].update(stratum="middle"), "expected stratum"),
@@ -303,4 +303,4 @@ def test_second_stage_of_another_run_is_named(tmp_path):
     assert not [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
     recorded(tmp_path / SECOND)
     (notice,) = [n for n in judge_and_report(load_history(tmp_path)).judgement.notices if SECOND in n]
-    assert "second-stage: expected a stage of this run" in notice
+    assert "second-stage is not used: it is no finished stage of this run" in notice

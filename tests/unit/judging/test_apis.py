@@ -120,11 +120,11 @@ def test_without_a_whole_completion_nothing_is_compared():
             {"counted": (2, 3, *range(6, 93, 2), 93)},
             "expected piece 1 to count 4 tokens up to its end in its usage, found 3",
         ),
-        ({"ended_at": ()}, "expected the finish reason in the last piece (46) alone, found it in none"),
-        ({"ended_at": (3, 46)}, "found it in 3, 46"),
-        ({"usages": 0}, "found it 0 times"),
-        ({"usages": 2}, "found it 2 times"),
-        ({"closed": False}, "expected the stream to end with its end mark"),
+        ({"ended_at": ()}, "the finish reason is in no piece, not in the last one (46) alone"),
+        ({"ended_at": (3, 46)}, "is in pieces 3, 46, not in the last one"),
+        ({"usages": 0}, "came 0 times, not once"),
+        ({"usages": 2}, "came 2 times, not once"),
+        ({"closed": False}, "the stream stopped before its end mark"),
     ],
 )
 def test_a_stream_that_contradicts_itself_is_a_regression(changes, words):

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_run_is_judged_elsewhere_by_what_it_carries(folder: Path):
     summary = assess(load_history(folder))
     assert summary.verdict is Verdict.PASS
-    assert any("baselines" in n and "copies that the run carries" in n for n in summary.judgement.notices)
+    assert any("baselines" in n and "using the copies stored in the run" in n for n in summary.judgement.notices)
     # Those that are named count before those that are carried.
     other = folder.parent / "empty"
     other.mkdir()
@@ -100,4 +100,4 @@ def test_what_an_installation_has_in_the_place_of_what_a_run_names_is_said(folde
     shutil.rmtree(folder / "references")
     away = with_profile(history, known_defects="/elsewhere/known-defects.yaml")
     notices = assess(away, References(baselines=BASELINES)).judgement.notices
-    assert "known defects: those of this installation, because those that it names are not here" in notices
+    assert "known defects: using those of this installation" in notices

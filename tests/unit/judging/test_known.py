@@ -138,7 +138,7 @@ def test_wider_than_the_entry_fails_and_says_so(tmp_path):
 def test_entry_without_a_match_is_reported_as_fixed_with_its_lines(tmp_path):
     judgement = judged(made(wrong=()), known(tmp_path, {**ENTRY, "id": "other", "cells": ["pd-mtp"]}, ENTRY))
     assert judgement.verdict is Verdict.PASS
-    (notice,) = [n for n in judgement.notices if "fixed?" in n]
+    (notice,) = [n for n in judgement.notices if "if it is fixed" in n]
     text = (tmp_path / "known-defects.yaml").read_text().splitlines()
     first = next(i for i, line in enumerate(text, 1) if "wrong-tokens" in line)
     assert f"lines {first} to {len(text)} of known-defects.yaml" in notice
@@ -217,14 +217,14 @@ def test_run_that_cannot_pass_never_becomes_known(tmp_path, run, verdict):
         ({"checks": None}, "expected the key 'checks' (the checks whose findings it covers"),
         ({"at_most": None}, "expected the key 'at_most' (the most findings that it covers in one cell and scenario"),
         ({"added": None}, "expected the key 'added' (the day on which it was added or last renewed"),
-        ({"cells": ["*"], "checks": ["*"]}, "found one that covers all cells, scenarios and checks; name at least one"),
-        ({"cells": ["pd-x", "**"], "checks": ["?*"], "scenarios": ["*-*"]}, "found one that covers all cells"),
+        ({"cells": ["*"], "checks": ["*"]}, "covers all cells, scenarios and checks; say where the defect shows"),
+        ({"cells": ["pd-x", "**"], "checks": ["?*"], "scenarios": ["*-*"]}, "covers all cells"),
         (
             {"expires": date(2026, 6, 30)},
-            "expected it to expire at most 120 days after it was added (2026-03-01), found",
+            "(2026-03-01 to 2026-06-30), and at most 120 are allowed",
         ),
-        ({"expires": date(2199, 1, 1)}, "which is 63128 days; choose an earlier day"),
-        ({"expires": date(2026, 2, 1)}, "which is -28 days"),
+        ({"expires": date(2199, 1, 1)}, "it expires 63128 days after it was added"),
+        ({"expires": date(2026, 2, 1)}, "it expires -28 days after it was added"),
         ({"added": date(2199, 1, 1), "expires": date(2199, 2, 1)}, "correct `added`, or this machine's clock"),
         ({"at_most": 0}, "expected a number of at least 1, found 0"),
         ({"checks": []}, "expected a list with at least 1 of them, found an empty list"),
@@ -249,7 +249,7 @@ def test_more_findings_than_listed_are_not_covered(tmp_path):
     assert judgement.verdict is Verdict.REGRESSION
     assert all(f.known is None for f in judgement.findings)
     assert any("covers nothing in pd-none: expected at most 1 findings, found 2" in n for n in judgement.notices)
-    assert not any("fixed?" in n for n in judgement.notices)
+    assert not any("if it is fixed" in n for n in judgement.notices)
 
 
 def garbage(o, **changes):
@@ -296,7 +296,7 @@ def test_damaged_list_is_refused(tmp_path, text):
 def test_list_that_does_not_exist_is_refused_before_a_run(tmp_path):
     profile = changed_profile(tmp_path, lambda raw: raw.update(known_defects=str(tmp_path / "lost.yaml")))
     for planned in (False, True):
-        with pytest.raises(DataError, match=r"lost\.yaml: expected the list .* found no such file; restore it"):
+        with pytest.raises(DataError, match=r"lost\.yaml: there is no such file, .*; restore it"):
             prepare(profile, (), planned=planned)
     assert prepare(changed_profile(tmp_path, lambda raw: raw.pop("known_defects")), ("single-none",)).works
 
@@ -308,8 +308,8 @@ def test_recorded_run_is_judged_without_a_lost_list_and_says_so(tmp_path, monkey
     for own in (True, False):
         judgement = assess(h.model_copy(update={"own": own})).judgement
         assert judgement.by_cell()["pd-none"] is Verdict.REGRESSION
-        assert [n for n in judgement.notices if "lost.yaml: no such file" in n]
-    with pytest.raises(DataError, match=r"named\.yaml: expected the list"):
+        assert [n for n in judgement.notices if "lost.yaml, so no finding is expected" in n]
+    with pytest.raises(DataError, match=r"named\.yaml: there is no such file"):
         assess(h, References(known=tmp_path / "named.yaml"))
     other = tmp_path / "other.yaml"
     other.write_text("format: 1\ndefects: []\n")

@@ -161,7 +161,7 @@ def test_drafter_kv_is_lost_in_the_hand_off_only():
     found = diagnosis([*cold("pd-eagle3", no_acceptance), *cold("single-eagle3")], "pd-eagle3")
     assert found.damage == "drafter-kv" and "every tested length fails" in found.law.text
     assert found.location.step == 0 and found.location.blocks == (0, 1, 2, 3)
-    assert "since D took over" in found.location.text
+    assert "after the hand-off" in found.location.text
 
 
 def test_the_same_without_a_hand_off_is_drafting_or_verification():

@@ -184,7 +184,7 @@ def test_one_answer_whose_tokens_are_less_likely_is_named():
     assert [(f.prompt_id, f.verdict, f.damage) for f in found.findings] == [("p100", Verdict.SUSPECT, "target-kv")]
     (finding,) = found.findings
     assert 0.3 < finding.evidence.mean_nats < 0.5 and finding.evidence.limit_nats < 0.3
-    assert "the output of p100 to be as likely to single-none" in finding.message
+    assert "p100: for " in finding.message and "single-none, which reads them afresh, differ by" in finding.message
 
 
 def test_a_wrong_answer_of_the_plain_engine_excuses_none():

@@ -83,7 +83,7 @@ def test_missing_request_is_named_and_a_strange_one_does_not_replace_it():
     strange = made.observations[0].model_copy(update={"prompt_id": "p99"})
     result = responses.complete(view(with_answers(made, (strange, *made.observations[1:])), "pd-eagle3"))
     assert any("without an answer: p31" in m for m in messages(result))
-    assert any("one to a request that the plan does not have" in m for m in messages(result))
+    assert any("an answer to a request that the plan does not have" in m for m in messages(result))
 
 
 def test_record_that_does_not_say_what_was_planned_is_unknown():
@@ -96,7 +96,7 @@ def test_answers_of_a_cell_that_was_not_to_run_keep_the_run_from_passing():
     strange = observation("single-eagle3", 40)
     judgement = judge(with_answers(made, (*made.observations, strange)), lookups(LENGTHS))
     assert judgement.verdict is Verdict.UNKNOWN
-    assert any("single-eagle3: found answers of cold" in n for n in judgement.notices)
+    assert any("single-eagle3: it has answers of cold" in n for n in judgement.notices)
 
 
 def edited(folder, **changes):
@@ -109,7 +109,7 @@ def test_record_that_contradicts_itself_is_refused(tmp_path):
     for name, changes, words in (
         ("rows", {"plans": {made.run.cells[0].plan: rows[:1]}}, "to have this hash"),
         ("gone", {"plans": {}}, "expected its plan"),
-        ("twice", {"plans": {plan_key((*rows, rows[0])): (*rows, rows[0])}}, "expected each request"),
+        ("twice", {"plans": {plan_key((*rows, rows[0])): (*rows, rows[0])}}, "has a request twice"),
         ("count", {"cell": {"planned": 1}}, "as many requests of cold as its plan has, 3, found 1"),
         ("drafts", {"cell": {"draft_tokens": 3}, "identities": {"none": {"draft_tokens": 0}}}, "draft_tokens as in"),
         ("counted", {"cell": {"plan": "counted"}}, "expected its plan, found only counts"),

@@ -23,10 +23,10 @@ def emptied(after, lacking=()):
         (
             {"prefill": None, "decode": 0.0},
             Verdict.REGRESSION,
-            "expected the prefill engine to have no KV block in use",
+            "the prefill engine still has KV blocks in use",
         ),
-        ({"prefill": 0.0}, Verdict.UNKNOWN, "expected the record to say when the KV pool of the decode engine"),
-        (None, Verdict.UNKNOWN, "expected the record to say when the KV pool of the decode engine"),
+        ({"prefill": 0.0}, Verdict.UNKNOWN, "the record does not say when the KV pool of the decode engine"),
+        (None, Verdict.UNKNOWN, "the record does not say when the KV pool of the decode engine"),
     ],
 )
 def test_every_engine_must_give_its_blocks_back(after, verdict, words):

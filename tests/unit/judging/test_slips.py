@@ -72,7 +72,7 @@ def test_a_single_engine_that_fails_elsewhere_does_not_unmask_what_is_known():
         assert mine and {f.known for f in mine} == {"wrong-tokens"}
         assert {f.damage for f in mine} == {"sampler" if single else "drafter-kv"}
         assert {f.taken_for for f in mine} == {"drafter-kv" if single else None}
-        assert not any("fixed?" in n for n in judgement.notices)
+        assert not any("if it is fixed" in n for n in judgement.notices)
 
 
 def test_an_entry_whose_cell_fails_otherwise_is_not_called_fixed():
@@ -80,9 +80,11 @@ def test_an_entry_whose_cell_fails_otherwise_is_not_called_fixed():
     entry = {**DRAFTS, "checks": ["acceptance-*", "tokens-baseline"], "runs_on": True, "classes": ["sampler"]}
     judgement = apply_known(judge(made, lookups(LENGTHS)), listed(**entry), made)
     (notice,) = [n for n in judgement.notices if "covers nothing in" in n]
-    assert "pd-eagle3, which fails otherwise than it says" in notice and "fixed?" not in " ".join(judgement.notices)
+    assert "pd-eagle3, which fails otherwise than it says" in notice and "if it is fixed" not in " ".join(
+        judgement.notices
+    )
     fine = run_of(flawless())
-    assert any("fixed?" in n for n in apply_known(judge(fine, lookups(LENGTHS)), listed(**entry), fine).notices)
+    assert any("if it is fixed" in n for n in apply_known(judge(fine, lookups(LENGTHS)), listed(**entry), fine).notices)
 
 
 # --- 2: a place read from a hit that was counted before its transfer failed ------------------------------------------

@@ -23,12 +23,12 @@ def test_the_text_of_right_answers_passes():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"text": "w1"}, "expected the text of its tokens"),
-        ({"text": ""}, "expected the text of its tokens"),
+        ({"text": "w1"}, "the text is not that of its tokens"),
+        ({"text": ""}, "the text is not that of its tokens"),
         ({"stop_reason": "wx"}, "expected no stop string of a request without one"),
         ({"stop_reason": 7}, "expected the answer to end with its stop token 7"),
-        ({"stop_reason": 7, "finish_reason": "length"}, "expected 7 only in an answer that it stopped"),
-        ({"text": "x", "own_text": "x"}, "expected the tokens to have the text that they have on the plain engine"),
+        ({"stop_reason": 7, "finish_reason": "length"}, "7 is in the answer, which ended by length"),
+        ({"text": "x", "own_text": "x"}, "the same tokens have another text than on the plain engine"),
     ],
 )
 def test_a_text_that_is_not_the_tokens_is_a_regression(changes, words):

@@ -60,7 +60,7 @@ def test_a_p_that_writes_may_be_one_of_several(tmp_path):
         ({"kv_connector": "X", KEY: {"tiers": [{"spec_module_path": "a.b"}]}}, "since it names code to run"),
         ({KEY: {"kv_lease_duration": 5}}, "expected no kv_lease_duration, found 5; set engine.kv_lease_s"),
         ({"kv_connector": "X", KEY: {"path": "/etc/x"}}, "neither paths nor code, found '/etc/x'"),
-        ({"kv_transfer": "push", "kv_connector": "X"}, "expected kv_connector or kv_transfer: push, found both"),
+        ({"kv_transfer": "push", "kv_connector": "X"}, "kv_connector and kv_transfer: push exclude each other"),
     ],
 )
 def test_connectors_that_make_no_sense_are_refused(tmp_path, engine, words):

@@ -141,7 +141,7 @@ def test_what_would_be_lost_is_refused(tmp_path, changes, words):
 def test_damaged_files_are_told_in_a_sentence(tmp_path, cut):
     llama(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:cut])
-    with pytest.raises(ProfileError, match="expected a whole GGUF file, found one that cannot be read"):
+    with pytest.raises(ProfileError, match="this GGUF file cannot be read"):
         GgufFile(tmp_path / "m.gguf", "m.gguf")
     (tmp_path / "m.gguf").write_text("no GGUF at all")
     with pytest.raises(ProfileError, match="GGUF magic invalid"):
@@ -196,7 +196,7 @@ def test_profile_with_a_folder_at_rest_is_planned_without_it(tmp_path):
     drafter = load_profile(source).methods[1].drafter
     assert isinstance(drafter, FolderAtRest)
     assert "run `harness models --profile" in unavailable(load_profile(source))["eagle3"]
-    with pytest.raises(ModelUnavailableError, match="found it at rest alone"):
+    with pytest.raises(ModelUnavailableError, match="has to be expanded in the cache"):
         local_folder(drafter, "drafter")
     expanded = at_rest.expand(folder, quiet)
     profile = load_profile(source)
@@ -261,5 +261,5 @@ def test_disk_without_room(tmp_path, monkeypatch):
 
 def test_without_the_package_gguf(tmp_path, monkeypatch):
     monkeypatch.setattr(converted, "is_installed", lambda name: name != "gguf")
-    with pytest.raises(EnvironmentFault, match=r"found no gguf.*kv-acceptance-harness\[run\]"):
+    with pytest.raises(EnvironmentFault, match=r"\(gguf among them\).*kv-acceptance-harness\[run\]"):
         at_rest.expand(gguf_models.at_rest(tmp_path / "drafter"), quiet)

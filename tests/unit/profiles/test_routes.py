@@ -53,7 +53,7 @@ def test_exclusion_that_matches_nothing_is_refused(tmp_path):
 
 def test_exclusion_of_everything_is_refused(tmp_path):
     path = changed_profile(tmp_path, lambda raw: raw.update(exclude=[{"cells": "*", "reason": "holidays"}]))
-    with pytest.raises(UsageError, match="all of them excluded"):
+    with pytest.raises(UsageError, match="excludes all of its cells"):
         prepare(path, [])
 
 

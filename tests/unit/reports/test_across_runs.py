@@ -164,7 +164,7 @@ def test_folder_without_two_runs_is_refused(tmp_path):
         load_trend(tmp_path)
     with pytest.raises(UsageError, match="expected a folder"):
         load_trend(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="found a run; name the folder above"):
+    with pytest.raises(UsageError, match="is a run; name the folder above"):
         load_trend(tmp_path / "only")
 
 

@@ -235,12 +235,12 @@ def test_the_place_does_not_repeat_the_sentence():
     law = LAW.model_copy(update={"text": f"{LAW.text.partition(';')[0]}, which is where the end lies; 4 were tested"})
     made = view(finding("pd-none", law=law), law=law)
     text = (
-        f"wrong KV of the target in 1 of 4 requests; {law.text}; p32 (32 tokens): nothing of block 0 is in the output"
+        f"wrong KV of the target in 1 of 4 requests; {law.text}; p32 (32 tokens): the output repeats nothing of block 0"
     )
     assert made.diagnosis is not None
     made = made.model_copy(update={"diagnosis": made.diagnosis.model_copy(update={"text": text})})
     (cause,) = causes(made)
-    where = "p32 (32 tokens): nothing of block 0 is in the output"
+    where = "p32 (32 tokens): the output repeats nothing of block 0"
     assert detail_of(cause) == f"pd-none: at these lengths, the end lies; {where}"
 
 

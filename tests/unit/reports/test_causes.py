@@ -66,7 +66,7 @@ def test_interrupted_run_says_so_before_anything_else():
 
 
 def test_cell_that_ran_out_of_time_is_the_cause():
-    reason = "expected the requests of single-none to take at most 600 s (timeouts.cell), found them unfinished"
+    reason = "the requests of single-none were not finished after 600 s (timeouts.cell)"
     made = with_cells(interrupted(), "single-none", state="failed", reason=reason)
     summary = of(with_run(made, interrupted=False))
     assert summary.sentence.startswith(f"Not recorded in full (6 of 8 planned requests): {reason} (1 of 2 cells). ")
@@ -179,7 +179,7 @@ def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
     assert "right tokens" not in summary.sentence
     assert "registered tests found a change beyond chance in 288 requests" in summary.sentence
     assert "every P/D request moved its KV" in summary.sentence
-    assert "no answer was checked on its own" in summary.exposure.sentence
+    assert "no answer was checked token by token" in summary.exposure.sentence
 
 
 # --- exposure ---------------------------------------------------------------------------------------------------------
@@ -195,14 +195,14 @@ def test_rarest_defect_that_would_have_shown(answers, rare):
 def test_exposure_stands_in_every_report():
     summary = of(history(pair()))
     words = (
-        "8 answers checked token by token, 4 after a hand-off; a defect of one request in 3, or of every P/D request, "
-        "would have shown with 95 % confidence"
+        "8 answers checked token by token, 4 after a hand-off; a bug that hits 1 in 3 requests, or every P/D request, "
+        "would have shown (95 % confidence)"
     )
     assert summary.exposure == Exposure({"pd-none": 4, "single-none": 4}, 4)
     for text in (printed(print_summary, summary), render_markdown(summary), render_html(summary)):
         assert words in " ".join(text.split())
     assert (
-        "4 answers checked token by token, all after a hand-off; a defect of every P/D request would"
+        "4 answers checked token by token, all after a hand-off; a bug that hits every P/D request would"
         in of(history(pair(("pd-none",)))).exposure.sentence
     )
 

@@ -91,7 +91,7 @@ def test_injected_mutant_is_stamped_on_every_report():
 def test_injected_fault_is_louder_than_other_notices():
     """A list of known defects that is not there matters less than that the run says nothing about vLLM."""
     summary = scenario_run(("M5b",))
-    missing = "known-defects.yaml: expected the list that the profile names, found none"
+    missing = "there is no list of expected failures known-defects.yaml, so no finding is expected"
     said = summary.judgement.model_copy(update={"notices": (missing, *summary.judgement.notices)})
     html = render_html(summary._replace(judgement=said))
     loud = re.findall(r'<p class="alarm">(.*?)</p>', html)
@@ -136,7 +136,7 @@ def test_exposure_is_there_for_machines(bad):
     exposure = judgement_json(bad)["exposure"]
     assert exposure["sentence"] == bad.exposure.sentence
     assert exposure["answers"] == bad.exposure.answers > exposure["handed_off"] > 0
-    assert f"a defect of one request in {exposure['excludes_one_in']}" in exposure["sentence"]
+    assert f"a bug that hits 1 in {exposure['excludes_one_in']} requests" in exposure["sentence"]
     (told,) = ET.fromstring(render_junit(bad)).findall("./testsuite[1]/properties/property")
     assert told.attrib == {"name": "exposure", "value": bad.exposure.sentence}
     nothing = judgement_json(summarise([observation("pd-mtp", 64, error="broke")]))["exposure"]
