@@ -362,7 +362,7 @@ def test_a_soak_holds_its_folder_and_no_other_command_takes_it_for_a_run(tmp_pat
     assert locked
     FolderLock(folder).release()
     parts, problems = load_parts([folder], Parts())
-    assert not parts and "found one of `harness soak`" in problems[0]
+    assert not parts and "this is a run of `harness soak`" in problems[0]
     with pytest.raises(UsageError, match="this is a run of `harness soak`"):
         load_trend(tmp_path)
 
