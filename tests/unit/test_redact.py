@@ -337,7 +337,8 @@ class FakeLeakySession:
 
     def __init__(self, group, profile, environment, log_folder, *_, **__) -> None:
         self.group, self.key, self.log = group, ApiKey(), log_folder / f"{group.id}.decode.log"
-        self.ready_seconds, self.ended, self.folder, self.notes = 0.0, False, log_folder.parent, None
+        self.ready_seconds, self.ended, self.kv_folder, self.notes = 0.0, False, log_folder.parent, None
+        self.left: list[str] = []
 
     def __enter__(self):
         self.log.parent.mkdir(parents=True, exist_ok=True)
