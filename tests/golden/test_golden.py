@@ -20,3 +20,9 @@ def test_plans_and_engine_commands_are_as_before():
 
 def test_runs_on_cpu_engines_and_on_a_gpu_are_compared_as_before():
     assert oracle.comparison() == oracle.expected("comparison"), RENEWED
+
+
+def test_no_expected_output_is_a_traceback():
+    """An update writes down whatever is said."""
+    files = [f for f in oracle.EXPECTED.rglob("*") if f.is_file()]
+    assert files and not [str(f) for f in files if "Traceback (most recent call last)" in f.read_text(encoding="utf-8")]
