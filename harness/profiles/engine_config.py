@@ -148,6 +148,11 @@ class EngineConfig(Strict):
         return self.tensor_parallel.of(role) * parallel_size(self.extra_args)
 
     @property
+    def pulls_by_nixl(self) -> bool:
+        """Whether D reads hand-offs by NIXL, with P's parameters."""
+        return self.by_nixl and not self.pushes
+
+    @property
     def pushes(self) -> bool:
         """Whether P writes KV into D's blocks, and counts it."""
         return self.kv_transfer == "push" or connectors.pushes(self.kv_connector, self.kv_connector_extra_config)

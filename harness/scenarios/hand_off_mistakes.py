@@ -11,7 +11,7 @@ from harness.scenarios.base import SHORT, Gap, Kind, Occurrence, Send, Stage, on
 from harness.scenarios.possible import too_many, unfilled
 from harness.scenarios.proving import filled
 
-_P_TOKENS = 3
+P_TOKENS = 3
 """What a router asks P for that does not limit its answer to one token."""
 _BEFORE_RETRY = 2
 """Steps of D's answer after which the client loses patience."""
@@ -35,7 +35,7 @@ class HandOffMistakesKind(Kind[HandOffMistakes]):
         return scripts
 
     def impossible(self, config: HandOffMistakes, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
-        if not profile.engine.by_nixl or profile.engine.pushes:
+        if not profile.engine.pulls_by_nixl:
             return (
                 "it needs NIXL's connector and engine.kv_transfer: pull, whose hand-offs D reads with P's "
                 "parameters; leave the scenario out (without_scenarios)"
@@ -97,7 +97,7 @@ class _OfPrompt:
                 siblings = [self._again(mistake, _ASKED, f"{mistake}{i}") for i in range(self._config.siblings)]
                 return [Stage((self._of_p(_ASKED),)), Stage(tuple(siblings))]
             case _:
-                more = self._send(mistake)._replace(mistake=mistake, p_tokens=_P_TOKENS, abandon=self._until)
+                more = self._send(mistake)._replace(mistake=mistake, p_tokens=P_TOKENS, abandon=self._until)
                 return [Stage((more,))]
 
     def lost(self, name: str) -> list[Stage]:

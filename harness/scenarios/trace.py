@@ -76,7 +76,7 @@ def _unanswered_reference(config: Trace, profile: Profile) -> str | None:
     """Return why there are no parameters of a hand-off to ask D with again, or None."""
     if not any(r.mistaken for r in config.requests):
         return None
-    if not profile.engine.by_nixl or profile.engine.pushes:
+    if not profile.engine.pulls_by_nixl:
         return (
             "expected NIXL's connector and engine.kv_transfer: pull, whose hand-offs D reads with P's parameters, "
             "found others; leave parameters_of and p_tokens out"

@@ -33,6 +33,7 @@ from harness.profiles.scenarios import (
 from harness.prompts.lengths import blocks
 from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
+from harness.scenarios.hand_off_mistakes import P_TOKENS
 from harness.scenarios.parameters import LONG_ENOUGH
 from harness.workload.parameters import parameter_fields
 
@@ -74,7 +75,6 @@ _HARMLESS = ("do_remote_decode", "remote_num_tokens", "remote_blocks_expiry_time
 _SOURCE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 _LOST_SOURCE = 0.2
 """Share of the parameters that get lost without which D does not know where to read. It is started again then."""
-_P_TOKENS = 3
 _SIBLINGS = parameter_fields("siblings", (0, 0), lambda _: "")["n"]
 
 
@@ -153,7 +153,7 @@ def _abandon(draw: random.Random, prompt: Prompt) -> Abandon:
 def _asked(surface: _Surface, stages: Sequence[tuple[TraceRequest, ...]]) -> tuple[tuple[TraceRequest, ...], ...]:
     """Return the same requests, some with a parameter, some asked otherwise, and in some traces with mistaken hand-offs
     among them."""
-    if surface.draw.random() < _MISTAKEN and surface.profile.engine.by_nixl and not surface.profile.engine.pushes:
+    if surface.draw.random() < _MISTAKEN and surface.profile.engine.pulls_by_nixl:
         # Only pairs are asked these, so that no plain engine would say what parameters change.
         return _with_mistakes(surface, stages)
     found = []
@@ -220,7 +220,7 @@ def _with_mistakes(
         ]
         if not sent or draw.random() < 0.25:
             prompt = draw.choice(list(surface.prompts))
-            found.append((TraceRequest(prompt=prompt, p_tokens=_P_TOKENS),))
+            found.append((TraceRequest(prompt=prompt, p_tokens=P_TOKENS),))
             continue
         # Mostly the last one, whose blocks P has not used for others yet.
         place, request = sent[-1] if draw.random() < 0.7 else draw.choice(sent)
