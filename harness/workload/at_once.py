@@ -64,7 +64,8 @@ def proof(items: Sequence[Item], at_once: AtOnce | None) -> Script | None:
     if at_once is None or not at_once.proven:
         return None
     first = [item for item in items[: at_once.alone] if item.form == "ids"]
-    return Script(AT_ONCE, 0, (_stage(first),)) if len(first) > 1 else None
+    # Held, or quick answers would be over before the next request has come, and nothing would have gone together.
+    return Script(AT_ONCE, 0, (_stage(first)._replace(hold="answering"),)) if len(first) > 1 else None
 
 
 def crowd(asked: ColdRound) -> Script:

@@ -27,6 +27,7 @@ class Session:
 
     def __init__(self, profile, beside=lambda _ids, out: out) -> None:
         self.profile, self.beside = profile, beside
+        self.paths: list[str] = []
         self.senders = ThreadPoolExecutor(16)
         self.lock = threading.Lock()
         self.crowd = threading.Barrier(2, timeout=5)
@@ -35,7 +36,11 @@ class Session:
         def grown(_before, wanted):
             return {name: float(n) for name, n in wanted.items()}
 
-        return SimpleNamespace(last_snapshot={}, snapshot=dict, counters_after=grown)
+        def post(path, *_):
+            self.paths.append(path)
+            return SimpleNamespace(status_code=200)
+
+        return SimpleNamespace(last_snapshot={}, snapshot=dict, counters_after=grown, post=post)
 
     def observe(self, cell, prompt, form, sequence) -> Observation:
         made = observation(cell.id, prompt_id=prompt.id, form=form, sequence=sequence, sent_ids=prompt.ids)
@@ -80,6 +85,12 @@ def test_on_engines_that_answer_alike_the_others_go_together(work):
     assert [o.stage for o in found if o.scenario == COLD] == [0] * 4 + [1] * 4 + [2] * 4
     # Counted for all of a crowd, and for each crowd by itself.
     assert all(o.shared_counters == {"single": {"finished_requests": 4.0}} for o in found[4:])
+
+
+def test_the_proof_alone_is_asked_of_an_engine_that_is_paused_until_all_wait(work):
+    session = Session(load_profile("cpu"))
+    list(perform(session, work))
+    assert session.paths == ["/pause?mode=keep&clear_cache=false", "/resume"]
 
 
 def test_the_record_is_that_of_the_plan(work):
