@@ -406,8 +406,8 @@ class Player:
             if send.route == "reference" and ask.former is None:
                 answer.error = _NO_REFERENCE
                 return
-            # P answers all requests before D, which is held, is released.
-            if stage.hold == "answering" and ask.hand_off:
+            # D is released when P has answered all requests. A router does not say when its P has answered.
+            if stage.hold == "answering" and ask.hand_off and not self._routed:
                 answer.started = clock.now()
                 answer.broke(self._session.attempt(ask._replace(between=ready), answer.legs))
             else:
