@@ -1,5 +1,5 @@
 """Judge nights of a real model whose engines round: python -m benchmarks.noisy_nights [-p PROFILE] [--noise NATS]
-[--prompts N] [--tokens N] NIGHT …
+[--prompts N] [--tokens N] [--witness] NIGHT …
 
 Real engines: a pair and the single engine, without speculation, with normal noise on every logit of each, so that equal
 runs differ as they do on a GPU, and the normal tier is the one that is valid. The pair answers all prompts in each
@@ -8,6 +8,7 @@ request in EVERY is damaged as it arrives at D, in ``all`` its layers, ``layer``
 block of one layer), always with zeros. Prints a Markdown row for each night: what was found, and in which requests.
 
 A handful of prompts gives registered tests no power, so a night is judged by the gates of single answers alone.
+``--witness`` says of how many requests the KV that D received is not P's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from harness.engines.session import EngineGroupSession
 from harness.history.folder import History
 from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
+from harness.judging.checks.kv import HANDED_OVER
 from harness.judging.checks.registry import GATES, judge
 from harness.judging.findings import Finding
 from harness.profiles.cells import Cell, EngineGroup, Plan, Role
@@ -84,6 +86,8 @@ class Came(NamedTuple):
     """The prompts whose KV was damaged."""
     findings: tuple[Finding, ...]
     """Of the gates for single answers, in the P/D cell or the plain one."""
+    handed_over: frozenset[str]
+    """The prompts whose KV at D the witness found to be another than P's."""
     notes: tuple[str, ...]
     done: int
 
@@ -97,13 +101,15 @@ class Came(NamedTuple):
         by = sorted({f"{f.prompt_id} ({f.check})" for f in self.findings})
         return (
             f"| {kind} | {len(pd)} | {parted} | {', '.join(self.damaged) or '–'} | {len(named & {*self.damaged})} | "
-            f"{len(named - {*self.damaged})} | {', '.join(by) or '–'} |"
+            f"{len(named - {*self.damaged})} | {', '.join(by) or '–'} | {len(self.handed_over & {*self.damaged})} | "
+            f"{len(self.handed_over - {*self.damaged})} |"
         )
 
 
 HEAD = (
     "| damaged | P/D requests | said other tokens than the single engine | damaged requests | of these "
-    "named | right ones named | named |\n|---|---|---|---|---|---|---|"
+    "named | right ones named | named | of these by the KV witness | right ones by it |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -160,9 +166,10 @@ def nights(
                 order = [o.prompt_id for o in sorted(history.of(pd.id).values(), key=lambda o: o.sequence)]
                 judged = judge(history, {})
                 found = [f for f in judged.findings if f.check in GATES and f.verdict is not Verdict.UNKNOWN]
+                handed = frozenset(f.prompt_id for f in judged.findings if f.check == HANDED_OVER and f.prompt_id)
                 notes = [r.note for c in judged.cells for r in c.results if r.check in GATES and r.note]
                 damaged = tuple(order[i] for i in kind.requests(arrivals) if i < len(order))
-                yield Came(kind, history, damaged, tuple(found), tuple(notes), done)
+                yield Came(kind, history, damaged, tuple(found), handed, tuple(notes), done)
 
 
 def _finished(history: History, cell: str) -> dict[str, object]:
@@ -177,11 +184,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--noise", type=float, default=0.06)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=26)
+    parser.add_argument("--witness", action="store_true", help="compare what engines' KV caches hold, too")
     parser.add_argument("--keep", type=Path, help="keep what was recorded in this folder")
     parser.add_argument("nights", nargs="+", type=NightKind.of)
     given = parser.parse_args(argv)
     prepared = prepare(given.profile, ["*-none"], [COLD])
-    profile = of_normal_tier(prepared.profile, given.tokens).model_copy(update={"witness": "off"})
+    profile = of_normal_tier(prepared.profile, given.tokens)
+    profile = profile.model_copy(update={"witness": "kv" if given.witness else "off"})
     plain = next(m for m in profile.methods if m.kind == "none")
     environment = engines_for(profile, Plan((), (EngineGroup("pd", plain, ()),)), None)
     with tempfile.TemporaryDirectory() as temporary:
