@@ -166,8 +166,8 @@ class Leg(Strict):
     runner_ups: tuple[int | None, ...] | None = None
     """Second-best token, per output token; None in records of earlier versions."""
     top_logprobs: tuple[dict[int, float], ...] | None = None
-    """Log-probs of the likeliest tokens and of the chosen one by token, per output token, where more than
-    ``TOPS`` were asked for."""
+    """Log-probs of the likeliest tokens and of the chosen one by token, per output token, where more than the usual
+    two likeliest were asked for."""
     siblings: tuple[Sibling, ...] = ()
     """The answers after the first, where several were asked for."""
     speculation: Speculation | None = None
