@@ -122,6 +122,8 @@ def test_interruption_ends_the_engines_of_all_and_records_no_outcome(tmp_path, m
 
 def test_setups_that_fit_nowhere_have_no_outcome(tmp_path, monkeypatch):
     monkeypatch.setattr(Executor, "inventory", lambda *_: gpu(1.0))
-    result = SelfTester(PREPARED, ENVIRONMENT, tmp_path, Reporter(1.0)).run(SETUPS, Executor())
+    few = make_setups(select_trials([], quick=True), PREPARED.profile, PREPARED.prompts)
+    result = SelfTester(PREPARED, ENVIRONMENT, tmp_path, Reporter(1.0)).run(few, Executor())
+    assert len(few) >= 2 and len(result.asked) >= 4
     assert {o.kill for o in result.outcomes} == {Kill.UNTESTED} and len(result.outcomes) == len(result.asked)
     assert result.exit_code == 2
