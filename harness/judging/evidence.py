@@ -32,7 +32,7 @@ _Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundOfCells:
     """What several checks need of a run's cells and takes long to find. All views of one judgement share it."""
 
     large: dict[_Key, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class CellView(RecordedCell):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
-    found: Found = field(default_factory=Found, repr=False, compare=False)
+    found: FoundOfCells = field(default_factory=FoundOfCells, repr=False, compare=False)
 
     def shared(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
@@ -167,11 +167,11 @@ class Evidence(NamedTuple):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
-    found: Found
+    found: FoundOfCells
 
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""
-        return self._replace(history=history, found=Found())
+        return self._replace(history=history, found=FoundOfCells())
 
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
         return CellView(

@@ -31,7 +31,7 @@ from harness.history.records import (
 from harness.history.token_ids import output_key
 from harness.judging.checks import counters
 from harness.judging.checks.registry import judge
-from harness.judging.evidence import CellView, Evidence, Found
+from harness.judging.evidence import CellView, Evidence, FoundOfCells
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
 from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
@@ -423,7 +423,7 @@ def view(
 ) -> CellView:
     record = the_history.cell(cell)
     assert record is not None
-    return Evidence(the_history, baselines or {}, Judging(), Found()).view(record, scenario)
+    return Evidence(the_history, baselines or {}, Judging(), FoundOfCells()).view(record, scenario)
 
 
 def finding(cell: str = "pd-eagle3", prompt_id: str | None = "p32", **changes: object) -> Finding:
