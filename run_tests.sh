@@ -32,9 +32,11 @@ end_types() {
   return "$code"
 }
 
-# In the order of the folders: those with long files come first, so that no worker is left with one at the end.
+# In the order of the folders: those with long files come first, so that no worker is left with one at the end. Three
+# workers for two cores, because many tests wait for processes and for time to pass.
 run_parallel() {
-  "$VENV/bin/python" -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 15 "$@"
+  local workers=$(( ($(nproc) * 3 + 1) / 2 ))
+  "$VENV/bin/python" -m pytest --numprocesses "$workers" --dist loadfile --no-loadscope-reorder --durations 15 "$@"
 }
 
 # Source, types, and the tests of these arguments; all are done, and the first failure is the exit code.

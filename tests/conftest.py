@@ -15,6 +15,9 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 # pytest-xdist tells its workers the width of a terminal, which they do not have.
 os.environ.pop("COLUMNS", None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of matrix products that wait for a core spin on another one: a test took ten times as long beside others.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _LEFT_OUT = pytest.StashKey[int]()
 _SENT = "exhaustive_left_out"

@@ -28,7 +28,7 @@ from harness.engines.response import (
     transfer_params,
 )
 from harness.errors import AbandonedError, FailedAnswerError, HandoffError, RefusedError, RequestTimeoutError
-from harness.history.records import Leg, Sibling, Speculation, leg_role
+from harness.history.records import TOPS, Leg, Sibling, Speculation, leg_role
 from harness.profiles.cells import Role
 from harness.profiles.scenarios import Abandon, Api
 from harness.prompts.messages import Messages
@@ -370,14 +370,10 @@ def _sibling(choice: Mapping[str, Any]) -> Sibling:
     )
 
 
-_USUAL = 3
-"""Most tokens of a position of which log-probs are told as a rule: the two likeliest and the chosen one."""
-
-
 def _top_logprobs(value: Any) -> tuple[dict[int, float], ...] | None:
-    """Return the log-probs of each position by token, where they are of more tokens than usual and named by their
-    ids."""
-    if value is None or all(len(position or ()) <= _USUAL for position in value):
+    """Return the log-probs of each position by token, where they are of more tokens than usual (the likeliest and the
+    chosen one) and named by their ids."""
+    if value is None or all(len(position or ()) <= TOPS + 1 for position in value):
         return None
     return tuple(
         {
@@ -398,7 +394,7 @@ def _best_two(value: Any) -> list[list[tuple[str, float]]] | None:
     if value is None:
         return None
     tables = [[(token, finite(logprob)) for token, logprob in (position or {}).items()] for position in value]
-    return [sorted(table, key=lambda item: item[1], reverse=True)[:2] for table in tables]
+    return [sorted(table, key=lambda item: item[1], reverse=True)[:TOPS] for table in tables]
 
 
 def _gap(best: list[tuple[str, float]]) -> float | None:

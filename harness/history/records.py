@@ -132,6 +132,10 @@ class Streamed(Strict):
     """Whether the stream ended with its end mark."""
 
 
+TOPS = 2
+"""Likeliest tokens of each output position of which every answer tells the log-probs."""
+
+
 class Leg(Strict):
     """One HTTP exchange with an engine: its response as recorded."""
 

@@ -64,11 +64,6 @@ class Rounding(Strict):
         """Whether the same prompts, asked again one by one, gave the same tokens; None if that was not measured."""
         return None if "again" not in self.ways else self.ways["again"].parted == 0
 
-    @property
-    def repeats_in_crowds(self) -> bool | None:
-        """The same for prompts that were asked together."""
-        return None if "crowd" not in self.ways else self.ways["crowd"].parted == 0
-
     def __or__(self, other: Rounding) -> Rounding:
         """Return both measurements; of a way that both have, the one that differs more."""
         most = dict(self.ways)

@@ -27,8 +27,18 @@ from harness.util.invalid_data import describe_validation_error
 T = TypeVar("T")
 _KEPT = 6
 """How many things that were found are kept."""
-_COMPACT = ("", "", "")
-"""Where compact ones are, of which all are kept."""
+_Key = tuple[str, str, str]
+"""What was found, the cell and the scenario."""
+
+
+@dataclass(frozen=True)
+class FoundOfCells:
+    """What several checks need of a run's cells and takes long to find. All views of one judgement share it."""
+
+    large: dict[_Key, Any] = field(default_factory=dict)
+    """The last few."""
+    small: dict[_Key, Any] = field(default_factory=dict)
+    """All."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +48,22 @@ class CellView(RecordedCell):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
-    found: dict[tuple[str, str, str], Any] = field(default_factory=dict, repr=False, compare=False)
-    """What several checks need of a run's cells and takes long to find, by what it is, cell and scenario. All views of
-    one judgement share it."""
+    found: FoundOfCells = field(default_factory=FoundOfCells, repr=False, compare=False)
 
     def shared(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
         memory."""
-        key = (what, self.id, self.scenario)
-        if key not in self.found:
-            while len(large := [k for k in self.found if k != _COMPACT]) >= _KEPT:
-                del self.found[large[0]]
-            self.found[key] = find()
-        return cast(T, self.found[key])
+        key, kept = (what, self.id, self.scenario), self.found.large
+        if key not in kept:
+            while len(kept) >= _KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = find()
+        return cast(T, kept[key])
 
     def remembered(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is small and kept to the end, so that the cell
         need not be parsed again for it."""
-        kept = self.found.setdefault(_COMPACT, {})
-        key = (what, self.id, self.scenario)
+        key, kept = (what, self.id, self.scenario), self.found.small
         if key not in kept:
             kept[key] = find()
         return cast(T, kept[key])
@@ -160,12 +167,11 @@ class Evidence(NamedTuple):
     baselines: Mapping[str, Lookup]
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
-    found: dict[tuple[str, str, str], Any]
-    """What its views share (``CellView.found``)."""
+    found: FoundOfCells
 
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""
-        return self._replace(history=history, found={})
+        return self._replace(history=history, found=FoundOfCells())
 
     def view(self, record: CellRecord, scenario: str = COLD) -> CellView:
         return CellView(

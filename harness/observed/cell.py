@@ -175,7 +175,7 @@ class ObservedCell:
         """What was asked of this cell's variant."""
         return self.history.run.asked_for.part(self.name.variant)
 
-    @property
+    @cached_property
     def settings(self) -> RecordedEngine:
         """The settings that the engines of the cell were to have."""
         return self.profile.engine

@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 from collections.abc import Iterable
 from datetime import date, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -213,7 +214,7 @@ def load_known(path: Path | None) -> KnownDefects | None:
         return None
     try:
         text, raw = yaml_io.load(path)
-        places = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+        places = _lines(text)
     except FileNotFoundError as error:
         raise DataError(
             f"expected failures {path}: there is no such file, which the profile or --known names; restore it, "
@@ -245,17 +246,19 @@ def load_known(path: Path | None) -> KnownDefects | None:
     return KnownDefects(path, entries, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _lines(root: Any) -> list[tuple[int, int]]:
-    """Return the first and last line of each entry, counted from 1."""
+@lru_cache(maxsize=4)
+def _lines(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the first and last line of each entry, counted from 1. PyYAML takes a tenth of a judgement for that."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
-        return []
+        return ()
     items = [
         item
         for key, value in root.value
         if getattr(key, "value", None) == "defects" and isinstance(value, yaml.SequenceNode)
         for item in value.value
     ]
-    return [(i.start_mark.line + 1, max(i.start_mark.line + 1, i.end_mark.line)) for i in items]
+    return tuple((i.start_mark.line + 1, max(i.start_mark.line + 1, i.end_mark.line)) for i in items)
 
 
 def matches_any(text: str, patterns: Iterable[str]) -> bool:

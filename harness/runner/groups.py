@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from harness.engines.attached import AttachedExecutor
 from harness.engines.environment import EngineEnvironment
 from harness.engines.executor import LocalExecutor
-from harness.engines.inventory import Inventory, Memory, describe, jobs_of, sharing_note, too_few_to_part
+from harness.engines.inventory import Inventory, describe, jobs_of, sharing_note, too_few_to_part
 from harness.engines.session import EngineGroupSession
-from harness.errors import EngineStartError, InfrastructureError, StorageError
+from harness.errors import InfrastructureError, StorageError
 from harness.history.folder import History
 from harness.history.layout import WITNESS
 from harness.mutants.install import with_mutants
 from harness.profiles.cells import EngineGroup, start_expected_s
+from harness.runner.jobs import JobEvents, RunningSessions, run_jobs
 from harness.runner.options import DEFAULTS, RunOptions
 from harness.runner.record_cells import ask_cells
 from harness.runner.recorder import Recorder
@@ -30,7 +29,7 @@ from harness.scheduling.planning import all_at_once, one_by_one, planned
 from harness.scheduling.scheduler import Scheduler
 from harness.util.files import write_traceback
 from harness.util.progress import Reporter
-from harness.util.signals import deferred, ended_by, ignored, signal_of
+from harness.util.signals import ended_by, signal_of
 from harness.util.text import listed
 from harness.workload.prepare import Prepared
 
@@ -70,15 +69,9 @@ class Runner:
             # While one repetition is asked, so are the engines of the others.
             other.busy = recorder.busy
         self._reporter = reporter
-        self._lock = threading.Lock()
-        self._sessions: set[EngineGroupSession] = set()
-        self._on: Counter[str] = Counter()
-        """Number of engine groups on each device."""
-        self._ending = False
+        self._sessions = RunningSessions(reporter.line)
         self._limit_s = run_limit_s(prepared.profile.timeouts, len(self._recorders) * prepared.expected_s)
-        self._late = ""
-        """Why no further group is started: the time limit, or the watch; empty until then."""
-        self._over = threading.Condition(self._lock)
+        self._over = threading.Condition()
         """Told whenever a group of engines is over, or will never be started."""
         self._left = set(self._groups)
         """Groups that are not over."""
@@ -123,42 +116,28 @@ class Runner:
         return tuple(recorder.finish() for recorder in self._recorders)
 
     def _work(self, scheduler: Scheduler, inventory: Inventory) -> None:
-        memory = Memory(inventory)
-        running: dict[Future[dict[str, str]], Placement] = {}
-        over: list[EngineGroup] = []
+        unseen: list[EngineGroup] = []
         """Groups that have yet to be shown to the watch."""
-        pool = ThreadPoolExecutor(max(1, len(self._groups)))
-        try:
-            while True:
-                # Of a thread that is interrupted while it starts, the pool would not know, nor wait for its end.
-                with deferred():
-                    for placement in scheduler.start_next():
-                        running[pool.submit(self._job, placement, inventory, memory)] = placement
-                if not running:
-                    return
-                self._show(over)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    placement = running.pop(future)
-                    for device, reason in future.result().items():
-                        self._reporter.line(f"{device} will not be used again: {reason}")
-                        self._give_up(scheduler.quarantine(device, reason))
-                    self._give_up(self._lost(scheduler))
-                    over.append(self._groups[placement.job.id])
-                    if self._options.decides:
-                        self._show(over)
-                    scheduler.done(placement.job.id)
-        except BaseException as error:
-            # A second signal must not leave engines behind.
-            with ignored():
-                if isinstance(error, KeyboardInterrupt):
-                    self._before_ending()
-                stopping = time.monotonic()
-                self._end_engines()
-                pool.shutdown()
-                self._recorder.stopped(time.monotonic() - stopping)
-            raise
-        finally:
-            pool.shutdown()
+
+        def over(placement: Placement) -> None:
+            self._give_up(self._lost(scheduler))
+            unseen.append(self._groups[placement.job.id])
+            if self._options.decides:
+                self._show(unseen)
+
+        def ending(error: BaseException) -> None:
+            if isinstance(error, KeyboardInterrupt):
+                self._before_ending()
+
+        events = JobEvents(
+            started=lambda: self._show(unseen),
+            over=over,
+            refused=self._give_up,
+            ending=ending,
+            ended=self._recorder.stopped,
+        )
+        run = partial(self._job, inventory=inventory)
+        run_jobs(scheduler, inventory, run, self._sessions, self._reporter.line, events)
 
     def _show(self, over: list[EngineGroup]) -> None:
         """Let the watch judge the groups that were recorded completely, and forget them."""
@@ -167,23 +146,17 @@ class Runner:
             if self._options.watch is None or any(self._recorder.cell(c).state != "complete" for c in cells):
                 continue
             if reason := self._options.watch(self._recorder.so_far(cells)):
-                self._late = self._late or reason
+                self._sessions.refuse(reason)
 
-    def _job(self, placement: Placement, inventory: Inventory, memory: Memory) -> dict[str, str]:
-        """Run one group of engines; return the devices that cannot be used again, with the reason."""
-        with self._lock:
-            self._on.update(placement.devices)
+    def _job(self, placement: Placement, inventory: Inventory) -> None:
         try:
             if words := describe(placement, inventory):
                 self._reporter.line(words)
             self._run_group(self._groups[placement.job.id], placement)
         finally:
-            with self._lock:
-                self._on.subtract(placement.devices)
+            with self._over:
                 self._left.discard(placement.job.id)
                 self._over.notify_all()
-                empty = [d for d in placement.devices if not self._on[d]]
-        return {d: reason for d in empty if not self._ending and (reason := memory.kept(d))}
 
     def _lost(self, scheduler: Scheduler) -> dict[str, str]:
         """Return the groups that no longer fit anywhere because nodes were lost, with the reason."""
@@ -216,34 +189,17 @@ class Runner:
         except Exception as trouble:
             self._reporter.line(f"before the engines were ended: {type(trouble).__name__}: {trouble}")
 
-    def _end_engines(self) -> None:
-        """End all engines now; the threads that use them will notice."""
-        with self._lock:
-            self._ending = True
-            sessions = list(self._sessions)
-        with ThreadPoolExecutor(max(1, len(sessions))) as pool:
-            ends = [pool.submit(s.end_engines) for s in sessions]
-        for trouble in filter(None, (e.exception() for e in ends)):
-            self._reporter.line(f"while ending the engines: {type(trouble).__name__}: {trouble}")
-
     def _overdue(self) -> None:
         """End all running engines because the run exceeded its time limit, and start no further group."""
-        with self._lock:
-            if self._ending:
-                return
-            self._late = (
-                f"the run was not finished after {self._limit_s:.0f} s (timeouts.run), so its engines were ended; "
-                "raise the limit, or run fewer cells"
-            )
-            sessions = list(self._sessions)
-        self._reporter.line(self._late)
-        with ThreadPoolExecutor(max(1, len(sessions))) as pool:
-            for session in sessions:
-                pool.submit(session.give_up, "run", self._late)
+        self._sessions.give_up(
+            "run",
+            f"the run was not finished after {self._limit_s:.0f} s (timeouts.run), so its engines were ended; "
+            "raise the limit, or run fewer cells",
+        )
 
     def _run_group(self, group: EngineGroup, placement: Placement) -> None:
-        if self._late:
-            self._failed(group, self._late)
+        if self._sessions.refusal:
+            self._failed(group, self._sessions.refusal)
             return
         begun = time.monotonic()
         recorder = self._recorder
@@ -254,7 +210,7 @@ class Runner:
         try:
             with (
                 self._executor.places(group, profile, self._environment, placement) as places,
-                self._known(
+                self._started(
                     EngineGroupSession(
                         group,
                         profile,
@@ -278,17 +234,17 @@ class Runner:
             # The other groups could not record anything either.
             raise
         except InfrastructureError as error:
-            if self._ending:
+            if self._sessions.ending:
                 return
             self._failed(group, str(error))
             if self._options.must_start and not recorder.record.engines:
-                self._late = self._late or f"{NOT_STARTED}{error}"
+                self._sessions.refuse(f"{NOT_STARTED}{error}")
             if recorder.cell(first).start_seconds == 0.0:
                 recorder.busy.took(time.monotonic() - begun)
                 recorder.set_cell(first, start_seconds=round(time.monotonic() - begun, 3))
         except Exception as error:
             # An unexpected error in one group must not affect the others.
-            if self._ending:
+            if self._sessions.ending:
                 return
             log = recorder.folder / "logs" / f"{group.id}.harness.log"
             write_traceback(log)
@@ -318,20 +274,12 @@ class Runner:
             recorder.fail_pending(group.cell_ids, "failed", reason)
 
     @contextmanager
-    def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
-        """Start the session, and register it so that it is ended when the run is interrupted."""
-        with self._lock:
-            if self._late:
-                raise EngineStartError(self._late)
-            if self._ending:
-                raise EngineStartError(f"{session.group.id}: not started, because the run is ending")
-            self._sessions.add(session)
+    def _started(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
+        """Start the session, and record at its end what is left of it."""
         try:
-            with session:
+            with self._sessions.started(session):
                 yield session
         finally:
-            with self._lock:
-                self._sessions.discard(session)
             if session.left:
                 for recorder in self._recorders:
                     recorder.set_cell(session.group.cells[0].id, left_over=tuple(session.left))

@@ -84,10 +84,9 @@ class _Surface(NamedTuple):
     draw: random.Random
     profile: Profile
     prompts: dict[str, Prompt]
-    filtered: bool
-    """Whether grammars are drawn, which leave fewer drafts: with recurrent state that ends a CPU engine."""
-    sampled: bool
-    """Whether seeds are drawn, which end a CPU engine where a prompt is computed in parts: all of a recurrent model."""
+    all_parameters: bool
+    """Whether grammars and seeds are drawn. With recurrent state a CPU engine ends where a grammar leaves fewer drafts,
+    and where a seeded prompt is computed in parts, as all of such a model are."""
     said: dict[str, bool]
     """Whether there are messages that are rendered to a prompt, by its id."""
 
@@ -110,7 +109,7 @@ def random_traces(profile: Profile, prompts: Sequence[Prompt], seed: int) -> Ite
 def _surface(profile: Profile, prompts: Sequence[Prompt], seed: int) -> _Surface:
     plain = profile.engine.device != "cpu" or not recurrent(target_config(profile))
     known = {p.id: p for p in prompts}
-    return _Surface(random.Random(f"surface {seed}"), profile, known, filtered=plain, sampled=plain, said={})
+    return _Surface(random.Random(f"surface {seed}"), profile, known, plain, said={})
 
 
 def _stage(
@@ -185,12 +184,12 @@ def _fits(surface: _Surface, request: TraceRequest, feature: Feature | Parameter
     spoilt."""
     prompt, engine = surface.prompts[request.prompt], surface.profile.engine
     known = len(prompt.expected or ())
-    if known < LONG_ENOUGH or (feature in GRAMMARS and not surface.filtered):
+    if known < LONG_ENOUGH or (feature in GRAMMARS and not surface.all_parameters):
         return False
     # Each of several answers has a prompt of its own in the step.
     in_step = prompt.tokens * (_SIBLINGS if feature == "siblings" else 1)
     whole = engine.max_num_batched_tokens is None or in_step <= engine.max_num_batched_tokens
-    if temperature_of(feature) and not (surface.sampled and alone and whole):
+    if temperature_of(feature) and not (surface.all_parameters and alone and whole):
         return False
     asked = tokens_asked(feature, known) or known
     room = engine.max_model_len - prompt.tokens - (0 if alone else _AWAY)

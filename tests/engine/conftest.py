@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.builders import changed_profile
@@ -23,3 +25,11 @@ def eagle3(small_profile: str, tmp_path_factory: pytest.TempPathFactory) -> Done
     re-scores what they gave: three real vLLM engines and real NIXL transfers."""
     cells = ("--cell", "*-eagle3*", "--cell", "single-none")
     return harness("run", "--profile", small_profile, *cells, out=tmp_path_factory.mktemp("eagle3"))
+
+
+@pytest.fixture(scope="session")
+def quick_selftest(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
+    """Exit code, output and folder of the quick self-test."""
+    out = tmp_path_factory.mktemp("selftest")
+    done = harness("selftest", "--quick", "--out", str(out))
+    return done.code, done.output, (out / "latest-selftest").resolve()

@@ -3,11 +3,13 @@ names; the scripts that they call; the image."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from harness.commands.ci.plan import SETUP_MINUTES, split_run
+from harness.commands.ci import plan
+from harness.commands.ci.plan import SETUP_MINUTES, SplitRun
 from harness.commands.ci.systems import buildkite_pipeline, github_matrix
 from harness.errors import UsageError
 from harness.profiles.availability import references_of
@@ -44,6 +47,18 @@ def program(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+@functools.cache
+def split_once(source: str, patterns: tuple[str, ...], wanted: tuple[tuple[str, Any], ...]) -> SplitRun:
+    return plan.split_run(source, patterns, **dict(wanted))
+
+
+def split_run(source: str, patterns: Sequence[str] = (), **wanted: Any) -> SplitRun:
+    """Shipped profiles stay as they are, and the largest take seconds."""
+    if source in shipped_profile_names():
+        return split_once(source, tuple(patterns), tuple(sorted((k, v) for k, v in wanted.items() if v is not None)))
+    return plan.split_run(source, patterns, **wanted)
 
 
 def load(path: Path) -> Any:

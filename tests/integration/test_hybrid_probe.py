@@ -9,6 +9,9 @@ import transformers
 from harness.prompts.probe_task import WEIGHTS
 from tools.probe_models import hybrid
 
+# Threads that wait for a core spin on another one: beside other tests this took twenty times as long.
+torch.set_num_threads(1)
+
 LAYERS = (0, 2)
 
 

@@ -15,7 +15,7 @@ from harness.history.token_ids import common_prefix
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import TestName
 from harness.judging.checks.pooled import pooled
-from harness.judging.evidence import Evidence
+from harness.judging.evidence import Evidence, FoundOfCells
 from harness.profiles.model import Judging
 from harness.stats.multiplicity import stage_alpha
 from tests.statistics.nights import FAMILY_ALPHA, Share
@@ -96,7 +96,7 @@ def tripped(share: float, seed: int, hard: float = 0.0, rounding: float = 0.3) -
         metrics = None if cell == "single-none" else speculation(said.accepted)
         likely = tuple(min(-2e-4, nats + rounded.gauss(0, 0.06 if pd else 0.03)) for nats in LOGPROBS)
         made.append(change_final(template, output_ids=said.tokens, speculation=metrics, chosen_logprobs=likely))
-    views = list(Evidence(history(made), baselines, JUDGING, {}).views())
+    views = list(Evidence(history(made), baselines, JUDGING, FoundOfCells()).views())
     tests, together = run_tests(views, JUDGING), pooled(views, JUDGING)["cold"]
     assert tests
     assert not [t.problem for t in (*tests.values(), together.tested) if t.problem]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from pathlib import Path
@@ -30,7 +31,7 @@ from harness.history.records import (
 from harness.history.token_ids import output_key
 from harness.judging.checks import counters
 from harness.judging.checks.registry import judge
-from harness.judging.evidence import CellView, Evidence
+from harness.judging.evidence import CellView, Evidence, FoundOfCells
 from harness.judging.figures import ConditionalRates, PositionRates, TokenTestEvidence
 from harness.judging.findings import Finding
 from harness.profiles.cells import CellName
@@ -75,6 +76,7 @@ _NUMBERS = itertools.count()
 """Of exchanges: each has an id of its own."""
 
 
+@functools.lru_cache(maxsize=1024)
 def text_of(ids: tuple[int, ...]) -> str:
     """A text of tokens, by no tokenizer."""
     return " ".join(f"w{i}" for i in ids)
@@ -206,11 +208,12 @@ def _counted_leg(o: Observation, leg: Leg) -> Leg:
         "inference_seconds": leg.seconds,
     }
     if spec is not None and leg.role != "prefill":
+        steps = Counter(spec.per_step_accepted)
         usual |= {
             "drafts": float(spec.num_steps),
             "draft_tokens": float(spec.num_drafted),
             "accepted_tokens": float(spec.num_accepted),
-            **{f"accepted_at_{i}": float(sum(a > i for a in spec.per_step_accepted)) for i in range(8)},
+            **{f"accepted_at_{i}": float(sum(n for a, n in steps.items() if a > i)) for i in range(8)},
         }
     return leg.model_copy(update={"counters": {name: value for name, value in (usual | told).items() if value}})
 
@@ -252,7 +255,10 @@ def history(
 ) -> History:
     observations = [counted(o) for o in observations]
     names = cells if cells is not None else list(dict.fromkeys(o.cell for o in observations))
-    planned = {name: plan_of([o for o in observations if o.cell == name]) for name in names}
+    by_cell = defaultdict(list)
+    for o in observations:
+        by_cell[o.cell].append(o)
+    planned = {name: plan_of(by_cell[name]) for name in names}
     records = tuple(
         CellRecord(
             cell=name,
@@ -261,10 +267,8 @@ def history(
             lookahead=LOOKAHEAD.get(CellName.of(name).method, 0),
             draft_tokens=0 if CellName.of(name).method == "none" else 3,
             texts=True,
-            planned=sum(o.cell == name and o.scenario == "cold" for o in observations),
-            scenarios=dict(
-                Counter(o.scenario for o in observations if o.cell == name and o.scenario not in ("cold", RESCORE))
-            ),
+            planned=sum(o.scenario == "cold" for o in by_cell[name]),
+            scenarios=dict(Counter(o.scenario for o in by_cell[name] if o.scenario not in ("cold", RESCORE))),
             plan=plan_key(planned[name]),
             state="complete",
             emptied_s=dict.fromkeys(("single", "prefill", "decode"), 0.0),
@@ -419,7 +423,7 @@ def view(
 ) -> CellView:
     record = the_history.cell(cell)
     assert record is not None
-    return Evidence(the_history, baselines or {}, Judging(), {}).view(record, scenario)
+    return Evidence(the_history, baselines or {}, Judging(), FoundOfCells()).view(record, scenario)
 
 
 def finding(cell: str = "pd-eagle3", prompt_id: str | None = "p32", **changes: object) -> Finding:

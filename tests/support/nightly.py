@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Again, BaselineRow
@@ -210,7 +211,8 @@ class Nights:
         mine = [d for d in defects if work.cell.id.startswith(d.cells)]
         likely = _logprobs(self._noise.nats * (1 + pd), sum(d.nats for d in mine))
         # From a stream of its own: everything else stays as it was drawn before log-probs were judged.
-        rounded = [likely[i] for i in rng.spawn(1)[0].integers(0, len(likely), len(ids))]
+        drawn = rng.spawn(1)[0].integers(0, len(likely), len(ids))
+        rounded, possible = [likely[i] for i in drawn], [_possible(values) for values in likely]
         subtle = max((d.moved for d in mine), default=0.0)
         wrong_by = rng.spawn(1)[0].normal(0, subtle, (len(ids), OUTPUTS)) if subtle else None
         known = [recorded.get(p, ()) for p in ids]
@@ -229,7 +231,7 @@ class Nights:
             if damaged[number] and wrong_by is None:
                 tokens = tuple(int(t) for t in rng.integers(50_000, 90_000, OUTPUTS))
                 wrong.add(tokens)
-            likely_now = _possible(rounded[number])
+            likely_now = possible[drawn[number]]
             if damaged[number] and wrong_by is not None:
                 likely_now = _possible(np.add(rounded[number], wrong_by[number]))
             final = template.legs[-1].model_copy(update={"output_ids": tokens, "chosen_logprobs": likely_now})
@@ -245,9 +247,9 @@ class Nights:
         return out
 
 
-def _possible(likely: Iterable[float]) -> tuple[float, ...]:
+def _possible(likely: npt.ArrayLike) -> tuple[float, ...]:
     """Return log-probs beside which the second-best token, 9 nats away, has room."""
-    return tuple(min(value, -2e-4) for value in likely)
+    return tuple(np.minimum(np.asarray(likely), -2e-4).tolist())
 
 
 def _short(template: Observation, tokens: Tokens, likely: Sequence[float], k: int) -> Observation:
@@ -332,7 +334,7 @@ def _with_shared(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _text(rng: np.random.Generator) -> _Text:
-    usual, other = (tuple(int(t) for t in rng.integers(1_000, 50_000, OUTPUTS)) for _ in range(2))
+    usual, other = (tuple(rng.integers(1_000, 50_000, OUTPUTS).tolist()) for _ in range(2))
     tie = int(rng.integers(1, OUTPUTS))
     return _Text(usual, (*usual[:tie], usual[tie] + 1, *other[tie + 1 :]), tie)
 

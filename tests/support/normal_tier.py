@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,7 @@ FOUR = ("single-none", "pd-none", "pd-eagle3", "single-eagle3")
 JUDGING = {"tier": "normal", "permutations": 20_000, "must_detect_points": 60, "must_detect_stratum_points": None}
 
 
+@functools.cache
 def steps(outputs: int, seed: str, worse: float = 0.0) -> tuple[int, ...]:
     """Accepted counts that account for the output; with probability ``worse`` a step accepts nothing."""
     rng = random.Random(seed)
@@ -58,6 +60,7 @@ def night(
     return with_profile(history(observations), judging={**JUDGING, **judging})
 
 
+@functools.cache
 def outputs(n: int) -> int:
     return len(observation("single-none", n).final.output_ids)
 

@@ -20,7 +20,7 @@ from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, HandoffError, InfrastructureError, UsageError
 from harness.history.folder import HistoryWriter
 from harness.history.records import COLD
-from harness.judging.diagnosis.law import law_of_lengths
+from harness.judging.diagnosis.law import rule_of_lengths
 from harness.mutants.install import with_mutants
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
 from harness.profiles.methods import Method, NoSpeculation
@@ -359,14 +359,12 @@ class _Shrinker:
             seen = self._seen(oracle, start.with_ids(ids), scrub=not fresh)
             if seen is not None:
                 result.lengths[tokens] = seen.symptom == result.symptom
-        law = law_of_lengths(result.lengths, self._block)
+        rule = rule_of_lengths(result.lengths, self._block)
         method = result.cell.method
         drafts = f"with k = {method.draft_tokens}: " if method.draft_tokens else ""
         swept = [f for n, f in result.lengths.items() if n > smallest]
-        said = (
-            law.text if law is not None and any(swept) else "no longer prompt shows it: it hangs on this one's tokens"
-        )
-        result.law = drafts + said
+        none = "no longer prompt shows it: it hangs on this one's tokens"
+        result.law = drafts + (rule.law.text if rule is not None and any(swept) else none)
         write_json(result.folder / "shrink.json", result.as_json())
 
     def _other_prompt(self, tokens: int) -> tuple[tuple[int, ...], bool]:

@@ -533,55 +533,79 @@ def _readings(c: Compared) -> Iterator[tuple[int, ...]]:
         yield c.steps.accepted[1:]
 
 
+class _Shown(NamedTuple):
+    """Accepted drafts per step that a finding shows beside each other, from the step that differs on."""
+
+    at: int
+    found: tuple[int, ...]
+    expected: tuple[int, ...]
+    drafted: tuple[Sequence[int] | None, Sequence[int] | None]
+    """How many drafts the steps had; None where the engine does not tell."""
+
+
+def _shown(cell: CellView, c: Compared) -> _Shown:
+    if c.placed is None:
+        expected = c.reference if cell.cold else c.wanted
+        drafted = c.steps.drafted, c.drafted and c.drafted[: len(expected)]
+        return _Shown(_first_step(c), c.steps.accepted, expected, drafted)
+    # Only the steps that the reference tells something about, and of its drafts as many as they had.
+    told = [i for i, e in enumerate(c.placed.expected) if e is not None]
+    found, expected = (tuple(v[i] or 0 for i in told) for v in (c.steps.accepted, c.placed.expected))
+    at = next((i for i, (a, e) in enumerate(zip(found, expected, strict=True)) if a != e), 0)
+    return _Shown(at, found, expected, (c.steps.drafted and tuple(c.steps.drafted[i] for i in told),) * 2)
+
+
+def _means(cell: CellView, c: Compared, shown: _Shown) -> tuple[tuple[float, float], tuple[str, str]]:
+    """Return the mean found and the expected one, and what is said of each: of all steps, or of those that begin at
+    the same output tokens."""
+    if cell.cold or acceptance.acceptance_slack(cell) or c.up_to:
+        means = _mean(shown.found), _mean(shown.expected)
+        of = zip(means, (shown.found, shown.expected), strict=True)
+        found, expected = (f"mean {mean:.3f} over {counted(len(steps), 'step')}" for mean, steps in of)
+        return means, (found, expected)
+    common = max(c.aligned.common, 1)
+    said = str(c.aligned.found), f"{c.aligned.expected} over {counted(c.aligned.common, 'step')}"
+    return (c.aligned.found / common, c.aligned.expected / common), said
+
+
 def _difference(
     cell: CellView, name: str, o: Observation, c: Compared, against: str, together: bool, alone: bool
 ) -> Finding:
     """Return the finding on a request; ``alone`` says that the cell's cold answers agree with their references."""
-    found, expected = c.steps.accepted, c.reference if cell.cold else c.wanted
-    drafted = c.steps.drafted, c.drafted and c.drafted[: len(expected)]
-    at = _first_step(c)
-    if c.placed is not None:
-        # Only the steps that the reference tells something about, and of its drafts as many as they had.
-        told = [i for i, e in enumerate(c.placed.expected) if e is not None]
-        found, expected = (tuple(v[i] or 0 for i in told) for v in (c.steps.accepted, c.placed.expected))
-        drafted = (c.steps.drafted and tuple(c.steps.drafted[i] for i in told),) * 2
-        at = next((i for i, (a, e) in enumerate(zip(found, expected, strict=True)) if a != e), 0)
-    if cell.cold or acceptance.acceptance_slack(cell) or c.up_to:
-        mean = _mean(found), _mean(expected)
-        means = (
-            f"mean {mean[1]:.3f} over {counted(len(expected), 'step')}",
-            f"mean {mean[0]:.3f} over {counted(len(found), 'step')}",
-        )
-    else:
-        common = max(c.aligned.common, 1)
-        mean = c.aligned.found / common, c.aligned.expected / common
-        means = f"{c.aligned.expected} over {counted(c.aligned.common, 'step')}", str(c.aligned.found)
+    shown = _shown(cell, c)
+    (mean, expected_mean), (said, expected_said) = _means(cell, c, shown)
     how_compared = ", where they begin with the reference's and cut to as many drafts" if c.placed is not None else ""
-    more = mean[0] > mean[1]
+    more = mean > expected_mean
     verdict, damage = _attribute(cell, name, more, together, alone)
-    how = "the same mean in another order" if mean[0] == mean[1] else "more" if more else "fewer"
+    how = "the same mean in another order" if mean == expected_mean else "more" if more else "fewer"
     ended = o.route == "cell" and c.leg.finish_reason == "stop"
+    aligned = c.placed.aligned if c.placed is not None else c.aligned
+    part = slice(shown.at, shown.at + _SHOWN)
+    found_rates, expected_rates = (
+        _rounded(pool([steps], cell.record.draft_tokens, [drafted]))
+        for steps, drafted in zip((shown.found, shown.expected), shown.drafted, strict=True)
+    )
     return cell.finding(
         name,
         verdict,
         damage,
-        f"expected the accepted drafts per step of {against} ({means[0]}), found {how} ({means[1]}), from step "
-        f"{at} on{how_compared}"
+        f"expected the accepted drafts per step of {against} ({expected_said}), found {how} ({said}), from step "
+        f"{shown.at} on{how_compared}"
         + ("; both topologies moved together" if together else "")
         + ("; the cold answers of these engines are as recorded, so this state changes results" if alone else ""),
         o,
         StepsDifference(
-            step=at,
-            positions=(c.placed.aligned if c.placed is not None else c.aligned).differing,
-            common_steps=(c.placed.aligned if c.placed is not None else c.aligned).common,
-            found=found[at : at + _SHOWN],
-            expected=expected[at : at + _SHOWN],
-            found_mean=mean[0],
-            expected_mean=mean[1],
-            found_rates=_rounded(pool([found], cell.record.draft_tokens, [drafted[0]])),
-            expected_rates=_rounded(pool([expected], cell.record.draft_tokens, [drafted[1]])),
+            step=shown.at,
+            positions=aligned.differing,
+            common_steps=aligned.common,
+            found=shown.found[part],
+            expected=shown.expected[part],
+            found_mean=mean,
+            expected_mean=expected_mean,
+            found_rates=found_rates,
+            expected_rates=expected_rates,
             padded_first_step=c.steps.padded,
-            last_alone=ended and 0 < at == len(found) - 1 == len(expected) - 1,
+            last_alone=ended and 0 < shown.at == len(shown.found) - 1 == len(shown.expected) - 1,
             raw=c.leg.speculation.per_step_accepted[:_SHOWN] if c.leg.speculation else (),
         ),
     )

@@ -39,7 +39,7 @@ from harness.judging.checks.statistical import judge_pooled, judge_pooled_drafts
 from harness.judging.checks.traces import roundings
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
-from harness.judging.evidence import ONE_STAGE, CellView, Evidence, Stages, judging_of
+from harness.judging.evidence import ONE_STAGE, CellView, Evidence, FoundOfCells, Stages, judging_of
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
 from harness.judging.rounding import records_log_probs, resolved
@@ -256,7 +256,7 @@ def tripped_once(history: History, baselines: Mapping[str, Lookup]) -> Tripped:
 
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
     """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
-    return Evidence(history, baselines, resolved(judging_of(history), history, baselines), {})
+    return Evidence(history, baselines, resolved(judging_of(history), history, baselines), FoundOfCells())
 
 
 def judge_cells(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.history.acceptance import real_steps, request_counts
 from harness.history.at_once import in_words
 from harness.history.plan import Matched, matched, rows_of
-from harness.history.records import COUNTED, Leg, Observation, PlannedRequest
+from harness.history.records import COUNTED, TOPS, Leg, Observation, PlannedRequest
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.judging.checks.failures import failure_of, unproven
@@ -245,11 +245,8 @@ def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator
     yield from _not_admitted(o, leg)
     most = o.top_logprobs
     tables = leg.top_logprobs or ({},)
-    if most is not None and most > _USUAL_TOPS and any(len(t) not in (most, most + 1) for t in tables):
+    if most is not None and most > TOPS and any(len(t) not in (most, most + 1) for t in tables):
         yield f"expected log-probs of the {most} likeliest tokens at each output token, found another number"
-
-
-_USUAL_TOPS = 2
 
 
 def _not_admitted(o: Observation, leg: Leg) -> Iterator[str]:

@@ -21,18 +21,12 @@ class RuleOfLengths(NamedTuple):
     rules: int = 1
 
 
-def law_of_lengths(failed: Mapping[int, bool], block_size: int) -> Law | None:
+def rule_of_lengths(failed: Mapping[int, bool], block_size: int) -> RuleOfLengths | None:
     """Return the simplest rule on prompt lengths that explains the failures; None if nothing failed.
 
     ``failed`` maps each tested length to whether it failed. Rules are tried in this order: all lengths; lengths above
     or below a threshold; residues modulo the block size. A law with exceptions says so.
     """
-    found = rule_of_lengths(failed, block_size)
-    return found.law if found is not None else None
-
-
-def rule_of_lengths(failed: Mapping[int, bool], block_size: int) -> RuleOfLengths | None:
-    """Return ``law_of_lengths`` with the number of rules that could have come out in its place."""
     bad = sorted(n for n, f in failed.items() if f)
     good = sorted(n for n, f in failed.items() if not f)
     if not bad:

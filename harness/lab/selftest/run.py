@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.engines import environment
@@ -26,18 +25,20 @@ from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement
 from harness.lab.selftest.outcome import check_verdicts, classify_kill, diagnoses, first_caught
 from harness.lab.selftest.setups import Setup, trial_works
-from harness.lab.selftest.together import best_parts, run_together
+from harness.lab.selftest.together import best_parts
 from harness.mutants.install import EnabledMutants, Marks, patched_roles
 from harness.mutants.model import Trial
 from harness.profiles.cells import Plan, start_expected_s
 from harness.reports.judge_run import judge_and_report
 from harness.reports.selftest_result import Caught, Control, Kill, MutantOutcome, SelfTest
 from harness.reports.summary import RunSummary
+from harness.runner.jobs import RunningSessions, run_jobs
 from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.runner.run import new_folder, point_latest
 from harness.scheduling import hardware
 from harness.scheduling.model import Placement
+from harness.scheduling.planning import planned
 from harness.util import machine
 from harness.util.progress import Reporter
 from harness.util.text import counted, lasting
@@ -56,8 +57,7 @@ class SelfTester:
         self._outcomes: list[MutantOutcome] = []
         self._controls: list[Control] = []
         self._starts = 0
-        self._sessions: set[EngineGroupSession] = set()
-        self._ending = False
+        self._sessions = RunningSessions(reporter.line)
         self._lock = threading.Lock()
 
     def run(self, setups: Sequence[Setup], executor: LocalExecutor | None = None) -> SelfTest:
@@ -90,38 +90,19 @@ class SelfTester:
     def _together(self, setups: Sequence[Setup], executor: LocalExecutor) -> None:
         """Run as many setups at a time as the devices allow, the largest in parts."""
         inventory = executor.inventory(self._prepared.profile)
-        together = best_parts(setups, self._prepared.prompts, inventory)
+        packed = best_parts(setups, self._prepared.prompts, inventory)
+        by_id = {setup.id: setup for setup in packed.setups}
+        scheduler = planned(packed.jobs, inventory.devices)
 
-        def run(setup: Setup, placement: Placement) -> None:
+        def run(placement: Placement) -> None:
+            setup = by_id[placement.job.id]
             with executor.places(setup.group, setup.profile, self._environment, placement) as places:
                 self._setup(setup, places)
 
-        refused = run_together(together, inventory, run, self._end)
-        for setup in together.setups:
-            if setup.id in refused:
-                self._broken(setup, list(setup.trials), not setup.controlled, None, EngineStartError(refused[setup.id]))
-
-    def _end(self) -> None:
-        """End all engines from another thread than those that use them."""
-        with self._lock:
-            self._ending = True
-            sessions = list(self._sessions)
-        for session in sessions:
-            session.end_engines()
-
-    @contextmanager
-    def _known(self, session: EngineGroupSession) -> Iterator[EngineGroupSession]:
-        """Start a session that ``_end`` knows of."""
-        with self._lock:
-            if self._ending:
-                raise EngineStartError("not started, because the self-test is ending")
-            self._sessions.add(session)
-        try:
-            with session:
-                yield session
-        finally:
-            with self._lock:
-                self._sessions.discard(session)
+        run_jobs(scheduler, inventory, run, self._sessions, self._reporter.line)
+        for setup_id, reason in scheduler.refused.items():
+            setup = by_id[setup_id]
+            self._broken(setup, list(setup.trials), not setup.controlled, None, EngineStartError(reason))
 
     def _setup(self, setup: Setup, places: Places | None = None) -> None:
         """Start the engines, run the control and the trials; restart engines that a mutant killed. ``places`` are those
@@ -131,7 +112,7 @@ class SelfTester:
         attempt = 0
         own = None if places is None else {role: places[role] for role in setup.group.roles}
         beside = places.get("single") if places is not None and setup.group.topology == "pd" else None
-        while (left or not controlled) and not self._ending:
+        while (left or not controlled) and not self._sessions.ending:
             attempt += 1
             name = setup.id if attempt == 1 else f"{setup.id}-again-{attempt}"
             arming = EnabledMutants([t.mutant for t in left], setup.group.topology == "pd", self._folder / name)
@@ -147,12 +128,12 @@ class SelfTester:
             with self._lock:
                 self._starts += setup.group.engines
             try:
-                with self._known(session):
+                with self._sessions.started(session):
                     self._reporter.step(setup.id, start_expected_s(setup.group), start=True)
                     if not controlled:
                         self._control(setup, session, beside)
                         controlled = True
-                    while left and not self._ending:
+                    while left and not self._sessions.ending:
                         self._trial(left.pop(0), setup, session, self._folder / name, beside)
                         if left:
                             self._heal(session, setup)
@@ -169,7 +150,7 @@ class SelfTester:
     ) -> tuple[list[Trial], bool]:
         """Return, after engines died or did not start, the trials left for new engines, and whether the control has its
         verdict."""
-        if self._ending:
+        if self._sessions.ending:
             return [], True
         self._reporter.line(f"{setup.id}: {error}")
         started = session is not None and bool(session.ready_seconds)
@@ -246,7 +227,7 @@ class SelfTester:
             progress=self._reporter.line,
             places=None if place is None else {"single": place},
         )
-        with self._known(session):
+        with self._sessions.started(session):
             record_cells(session, beside, recorder, self._reporter)
 
     def _perform(
@@ -264,7 +245,7 @@ class SelfTester:
             self._ask_plain(setup, works, recorder, beside)
             record_cells(session, works, recorder, self._reporter)
         except InfrastructureError as error:
-            if self._ending:
+            if self._sessions.ending:
                 # What engines answer that are being ended is no outcome.
                 raise
             died = error

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.engines.inventory import Inventory, Memory, jobs_of
+from harness.engines.inventory import Inventory, jobs_of
 from harness.lab.selftest.setups import Setup, parted, setup_expected_s
 from harness.profiles.cells import Plan, start_expected_s
 from harness.prompts.model import PromptSet
-from harness.scheduling.model import Job, Placement
+from harness.scheduling.model import Job
 from harness.scheduling.packing import impossible
-from harness.scheduling.planning import planned, simulate
-from harness.scheduling.scheduler import Scheduler
+from harness.scheduling.planning import simulate
 
 MOST_PARTS = 6
 """Parts of a setup beyond which more starts of engines gain nothing."""
@@ -49,41 +47,3 @@ def _job(setup: Setup, prompts: PromptSet, inventory: Inventory) -> Job:
     # Room for the plain engine, which is started beside a pair, where there is any.
     beside = job._replace(engines=(*job.engines, inventory.need(setup.profile, "single")))
     return job if impossible([beside], inventory.devices) else beside
-
-
-def run_together(
-    together: Packed, inventory: Inventory, run: Callable[[Setup, Placement], None], end: Callable[[], None]
-) -> Mapping[str, str]:
-    """Run setups, each in a thread, as many at a time as the devices allow; ``end`` makes those that run return soon.
-    Return why setups were not run, by id.
-
-    KeyboardInterrupt ends them all; it is raised when they have returned.
-    """
-    by_id = {setup.id: setup for setup in together.setups}
-    scheduler = planned(together.jobs, inventory.devices)
-    pool = ThreadPoolExecutor(len(by_id))
-    try:
-        _work(scheduler, pool, lambda placement: run(by_id[placement.job.id], placement), Memory(inventory))
-    except BaseException:
-        end()
-        raise
-    finally:
-        pool.shutdown()
-    return scheduler.refused
-
-
-def _work(scheduler: Scheduler, pool: ThreadPoolExecutor, run: Callable[[Placement], None], memory: Memory) -> None:
-    running: dict[Future[None], Placement] = {}
-    while True:
-        for placement in scheduler.start_next():
-            running[pool.submit(run, placement)] = placement
-        if not running:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            placement = running.pop(future)
-            future.result()
-            used = {d.id for p in running.values() for e in p.engines for d in e.devices}
-            for device in {d.id for e in placement.engines for d in e.devices} - used:
-                if reason := memory.kept(device):
-                    scheduler.quarantine(device, reason)
-            scheduler.done(placement.job.id)

@@ -30,7 +30,7 @@ def test_each_way_has_the_differences_of_its_own_answers():
     assert set(found) == {"again", "crowd"}
     assert found["again"].largest == pytest.approx(1e-6) and found["crowd"].largest == pytest.approx(3e-5)
     assert found["again"].answers == 2 and len(found["again"].quantiles) == len(QUANTILES)
-    assert Rounding(ways=found).repeats and Rounding(ways=found).repeats_in_crowds
+    assert Rounding(ways=found).repeats
 
 
 def test_a_hit_counts_only_if_the_engine_took_all_but_one_token_from_its_cache():

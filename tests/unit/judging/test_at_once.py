@@ -10,7 +10,7 @@ from harness.judging.checks.drafting import drafts_happened
 from harness.judging.checks.registry import judge_cell
 from harness.judging.checks.responses import complete
 from harness.judging.checks.transfer import transfer
-from harness.judging.evidence import Evidence, judging_of
+from harness.judging.evidence import Evidence, FoundOfCells, judging_of
 from harness.judging.findings import CheckResult
 from harness.judging.notices import notices_of
 from harness.observed.at_once import crowd_proof
@@ -122,7 +122,11 @@ def test_a_cold_prompt_has_all_its_drafts_in_a_crowd_too():
 def test_notices_say_which_way_it_went():
     def said(observations: list) -> list[str]:
         the_history = made(observations)
-        return [n for n in notices_of(Evidence(the_history, {}, judging_of(the_history), {})) if "cold prompts" in n]
+        return [
+            n
+            for n in notices_of(Evidence(the_history, {}, judging_of(the_history), FoundOfCells()))
+            if "cold prompts" in n
+        ]
 
     assert said(cell()) == [
         "cold prompts were asked together in pd-eagle3, where the first ones, up to 4, had the same answers alone and "
@@ -143,8 +147,8 @@ def test_in_the_normal_tier_the_proof_is_not_judged():
     the_history = made(cell())
     bitwise = judging_of(the_history)
     normal = bitwise.model_copy(update={"tier": "normal"})
-    assert [v.scenario for v in Evidence(the_history, {}, bitwise, {}).views()] == ["cold", AT_ONCE]
-    assert [v.scenario for v in Evidence(the_history, {}, normal, {}).views()] == ["cold"]
+    assert [v.scenario for v in Evidence(the_history, {}, bitwise, FoundOfCells()).views()] == ["cold", AT_ONCE]
+    assert [v.scenario for v in Evidence(the_history, {}, normal, FoundOfCells()).views()] == ["cold"]
 
 
 def test_each_cell_has_a_crowd_of_its_own_and_is_compared_with_cold_answers_of_others():
@@ -152,11 +156,11 @@ def test_each_cell_has_a_crowd_of_its_own_and_is_compared_with_cold_answers_of_o
     # The others asked other prompts together.
     others = [o for o in (*single, *plain) if o.scenario == "cold"]
     the_history = made([*pair, *others])
-    found = judge_run(Evidence(the_history, lookups([*LENGTHS, *OTHERS]), Judging(), {}), "pd-eagle3")
+    found = judge_run(Evidence(the_history, lookups([*LENGTHS, *OTHERS]), Judging(), FoundOfCells()), "pd-eagle3")
     assert {"tokens-reference", "tokens-single", "logprobs-single", "finish-reason"} <= found.keys()
     assert {name: r.findings for name, r in found.items() if r.verdict is not Verdict.PASS} == {}
     wrong = [garbled(o) if o.scenario == AT_ONCE and o.sequence == 4 else o for o in pair]
-    found = judge_run(Evidence(made([*wrong, *others]), {}, Judging(), {}), "pd-eagle3")
+    found = judge_run(Evidence(made([*wrong, *others]), {}, Judging(), FoundOfCells()), "pd-eagle3")
     assert found["tokens-reference"].verdict is Verdict.REGRESSION
 
 

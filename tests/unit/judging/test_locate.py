@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
-from harness.judging.diagnosis.law import law_of_lengths
+from harness.judging.diagnosis.law import rule_of_lengths
 from harness.judging.diagnosis.location import name_blocks
 from harness.judging.diagnosis.sources import is_copy, sources
+from harness.judging.findings import Law
 from harness.prompts import probe_task
 from harness.prompts.lengths import spills
 from tests.support.builders import (
@@ -37,46 +38,52 @@ def diagnosis(observations: list, cell: str):
     return next(c for c in judge(history(observations), lookups(LENGTHS)).cells if c.cell == cell).diagnosis
 
 
+def law(failed: dict[int, bool], block: int) -> Law:
+    found = rule_of_lengths(failed, block)
+    assert found is not None
+    return found.law
+
+
 # --- law of lengths --------------------------------------------------------------------------------------------------
 
 
 def test_lookahead_law_is_found_from_the_observations_alone():
-    law = law_of_lengths({n: spills(n, 32, 3) for n in range(7, 130)}, 32)
-    assert law.residues == (0, 30, 31) and law.exact
-    assert "N mod 32 is one of {0, 30, 31}" in law.text and "lookahead of 3 slots" in law.text
-    assert "32 of 32 residues" in law.text
+    found = law({n: spills(n, 32, 3) for n in range(7, 130)}, 32)
+    assert found.residues == (0, 30, 31) and found.exact
+    assert "N mod 32 is one of {0, 30, 31}" in found.text and "lookahead of 3 slots" in found.text
+    assert "32 of 32 residues" in found.text
 
 
 @given(st.integers(1, 6), st.sets(st.integers(7, 200), min_size=12))
 def test_any_lookahead_is_explained_exactly_on_any_lengths(lookahead, lengths):
     failed = {n: spills(n, 32, lookahead) for n in lengths}
-    law = law_of_lengths(failed, 32)
     if sum(failed.values()) < 2 or all(failed.values()):
         return
-    assert law.exact
-    if law.residues is not None:
-        assert all((n % 32 in law.residues) == f for n, f in failed.items())
+    found = law(failed, 32)
+    assert found.exact
+    if found.residues is not None:
+        assert all((n % 32 in found.residues) == f for n, f in failed.items())
 
 
 def test_threshold_all_none_and_no_rule():
-    assert law_of_lengths({8: False, 9: False}, 32) is None
-    assert "every tested length" in law_of_lengths({8: True, 40: True}, 32).text
-    assert "more than 64 tokens" in law_of_lengths({33: False, 64: False, 65: True, 80: True}, 32).text
-    assert "fewer than 40" in law_of_lengths({8: True, 9: True, 40: False, 41: False}, 32).text
-    above = law_of_lengths({64: False, 96: True, 128: True, 70: False, 100: False, 132: False}, 32)
+    assert rule_of_lengths({8: False, 9: False}, 32) is None
+    assert "every tested length" in law({8: True, 40: True}, 32).text
+    assert "more than 64 tokens" in law({33: False, 64: False, 65: True, 80: True}, 32).text
+    assert "fewer than 40" in law({8: True, 9: True, 40: False, 41: False}, 32).text
+    above = law({64: False, 96: True, 128: True, 70: False, 100: False, 132: False}, 32)
     assert "N is more than 64" in above.text
-    overfit = law_of_lengths({97: False, 42: False, 129: True, 106: True, 150: False}, 32)
+    overfit = law({97: False, 42: False, 129: True, 106: True, 150: False}, 32)
     assert not overfit.exact and "no rule on the length explains it: 2 of 5" in overfit.text
-    all_but_one = law_of_lengths({n: n % 32 != 20 for n in range(32, 96)}, 32)
+    all_but_one = law({n: n % 32 != 20 for n in range(32, 96)}, 32)
     assert all_but_one.text == "fails if and only if not N mod 32 = 20; 32 of 32 residues were tested"
-    assert law_of_lengths({7: True}, 32).text == "every tested length fails (7 alone)"
-    none = law_of_lengths({40: True, 72: False, 104: True, 50: False, 60: True, 92: False}, 32)
+    assert law({7: True}, 32).text == "every tested length fails (7 alone)"
+    none = law({40: True, 72: False, 104: True, 50: False, 60: True, 92: False}, 32)
     assert not none.exact and "no rule" in none.text
 
 
 def test_one_failing_length_is_no_law():
-    law = law_of_lengths({8: False, 40: True, 72: False}, 32)
-    assert not law.exact and "no law can be told from one" in law.text
+    found = law({8: False, 40: True, 72: False}, 32)
+    assert not found.exact and "no law can be told from one" in found.text
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from harness.judging.checks import drafting
 from harness.judging.checks.hypothesis_tests import run_tests
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.registry import judge, tripped_once
-from harness.judging.evidence import Evidence, Stages
+from harness.judging.evidence import Evidence, FoundOfCells, Stages
 from harness.judging.findings import Judgement
 from harness.profiles.model import Judging
 from tests.support.builders import change_final, changed_rows, history, observation, view, with_profile
@@ -352,7 +352,7 @@ def test_padding_is_known_without_a_surplus_only_where_the_answer_fills_the_cont
 
 
 def test_registered_number_does_not_depend_on_results():
-    evidence = Evidence(night(stages=1), baselines(), Judging.model_validate(JUDGING), {})
+    evidence = Evidence(night(stages=1), baselines(), Judging.model_validate(JUDGING), FoundOfCells())
     some = run_tests(list(evidence.views()), evidence.judging)
     none = run_tests(list(evidence._replace(baselines={}).views()), evidence.judging)
     assert set(some) == set(none)

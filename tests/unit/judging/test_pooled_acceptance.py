@@ -10,7 +10,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.pooled_acceptance import pooled_acceptance
 from harness.judging.checks.registry import judge
 from harness.judging.checks.statistical import judge_pooled_drafts
-from harness.judging.evidence import Evidence
+from harness.judging.evidence import Evidence, FoundOfCells
 from harness.profiles.model import Judging
 from tests.support.builders import change_final, history, lookups, observation, speculation
 
@@ -48,7 +48,7 @@ def night(lost: dict[str, float], seed: int = 1, methods=METHODS):
 
 
 def judged_drafts(made):
-    views = list(Evidence(made, lookups([40]), JUDGING, {}).views())
+    views = list(Evidence(made, lookups([40]), JUDGING, FoundOfCells()).views())
     drafts = pooled_acceptance(views, JUDGING)
     return drafts, {v.id: judge_pooled_drafts(v, drafts) for v in views if drafts and v.id in drafts.cells}
 

@@ -11,9 +11,11 @@ from harness.errors import HandoffError
 from harness.lab.selftest import run as selftest_run
 from harness.lab.selftest.run import SelfTester
 from harness.lab.selftest.setups import make_setups, select_trials, trial_works
-from harness.lab.selftest.together import best_parts, run_together
+from harness.lab.selftest.together import best_parts
 from harness.reports.selftest_result import Kill
+from harness.runner.jobs import RunningSessions, run_jobs
 from harness.scheduling.model import Device
+from harness.scheduling.planning import planned
 from harness.util.progress import Reporter
 from harness.workload.prepare import narrowed, prepare
 from tests.support.engines import ENVIRONMENT
@@ -52,21 +54,14 @@ def test_setups_run_beside_each_other():
     together = best_parts(SETUPS, PREPARED.prompts, gpu(141.0))
     two, ran = threading.Barrier(2, timeout=10), []
 
-    def run(setup, _placement):
-        if len(ran) < 2:
-            ran.append(setup.id)
+    def run(placement):
+        ran.append(placement.job.id)
+        if len(ran) <= 2:
             two.wait()
-        else:
-            ran.append(setup.id)
 
-    assert not run_together(together, gpu(141.0), run, lambda: None)
-    assert sorted(ran) == sorted(setup.id for setup in together.setups)
-
-
-def test_setup_that_fits_nowhere_is_refused():
-    assert set(
-        run_together(best_parts(SETUPS, PREPARED.prompts, gpu(1.0)), gpu(1.0), lambda *_: None, lambda: None)
-    ) == {setup.id for setup in SETUPS}
+    scheduler = planned(together.jobs, gpu(141.0).devices)
+    run_jobs(scheduler, gpu(141.0), run, RunningSessions(print), print)
+    assert not scheduler.refused and sorted(ran) == sorted(setup.id for setup in together.setups)
 
 
 class Executor:
@@ -119,7 +114,7 @@ def test_interruption_ends_the_engines_of_all_and_records_no_outcome(tmp_path, m
             assert Session.up.acquire(timeout=20)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.lab.selftest.together.wait", interrupted)
+    monkeypatch.setattr("harness.runner.jobs.wait", interrupted)
     result = tester.run(SETUPS, Executor())
     assert result.interrupted and not result.outcomes and not result.controls
     assert {"prefill": "prefill", "decode": "decode"} in Session.places
@@ -127,6 +122,8 @@ def test_interruption_ends_the_engines_of_all_and_records_no_outcome(tmp_path, m
 
 def test_setups_that_fit_nowhere_have_no_outcome(tmp_path, monkeypatch):
     monkeypatch.setattr(Executor, "inventory", lambda *_: gpu(1.0))
-    result = SelfTester(PREPARED, ENVIRONMENT, tmp_path, Reporter(1.0)).run(SETUPS, Executor())
+    few = make_setups(select_trials([], quick=True), PREPARED.profile, PREPARED.prompts)
+    result = SelfTester(PREPARED, ENVIRONMENT, tmp_path, Reporter(1.0)).run(few, Executor())
+    assert len(few) >= 2 and len(result.asked) >= 4
     assert {o.kill for o in result.outcomes} == {Kill.UNTESTED} and len(result.outcomes) == len(result.asked)
     assert result.exit_code == 2

@@ -14,7 +14,7 @@ from harness.history.layout import SECOND
 from harness.judging.checks.model import RegisteredTest
 from harness.judging.checks.registry import Tripped
 from harness.judging.checks.rescored import applies
-from harness.judging.evidence import Evidence
+from harness.judging.evidence import Evidence, FoundOfCells
 from harness.judging.references import load_stages
 from harness.profiles.axes import part_of
 from harness.profiles.cells import CellName, all_cells, excluded_cells, make_plan, select_cells
@@ -252,7 +252,7 @@ def test_outputs_are_to_be_rescored_where_the_variant_has_a_plain_engine():
     alone = with_run(both, cells=made.run.cells[:1])
 
     def asked(made: History) -> bool:
-        [view] = [v for v in Evidence(made, {}, Judging(), {}).views() if v.id == "pd-none"]
+        [view] = [v for v in Evidence(made, {}, Judging(), FoundOfCells()).views() if v.id == "pd-none"]
         return applies(view)
 
     assert asked(both)

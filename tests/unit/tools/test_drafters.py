@@ -19,6 +19,9 @@ from tools.drafters.target import Cache, Target, decode, prefill
 from tools.drafters.texts import Conversation, Row
 from tools.drafters.train import Recipe, groups, items, lr_factor
 
+# Threads that wait for a core spin on another one: beside other tests this took twenty times as long.
+torch.set_num_threads(1)
+
 VOCAB, HIDDEN, LAYERS = 96, 64, 30
 
 
