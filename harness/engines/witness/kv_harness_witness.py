@@ -551,7 +551,7 @@ def _draft_layers(runner: Any) -> set[str]:
 
 def _watch_drafter(runner: Any, witness: Witness) -> bool:
     """Watch what a runner's drafter samples its drafts from. Return whether there is a drafter that tells."""
-    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     samples = next((name for name in ("_sample_draft_tokens", "sample_draft") if hasattr(drafter, name)), None)
     if samples is None or _drafts_in_a_graph(runner):
         return False

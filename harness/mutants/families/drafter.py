@@ -479,8 +479,8 @@ def _starves(mutant: str, moment: str) -> None:
             self, input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args, **kwargs
         )
 
-    given = ("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states")
-    patch(mutant, RUNNER, "GPUModelRunner.propose_draft_token_ids", given, runner="V1")(v1)
+    step = ("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states")
+    patch(mutant, RUNNER, "GPUModelRunner.propose_draft_token_ids", step, runner="V1")(v1)
     given = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
     for module, name in (("target_dependent_ar", "TargetDependentARSpeculator"), ("dflash", "DFlashSpeculator")):
         patch(mutant, f"{V2}.spec_decode.{module}.speculator", f"{name}.propose", given, runner="V2")(v2)
