@@ -31,10 +31,13 @@ def drafts_computed(cell: CellView) -> CheckResult:
     alike: what else a drafter is given in a step, and what it does with it, is in that."""
     in_the_kv = {_request(f) for f in kv_computed(cell).findings if f.verdict is not Verdict.UNKNOWN}
     bound = constant_bounds(cell).otherwise
-    findings, judged, compared = [], 0, 0
+    findings, judged, compared, left = [], 0, 0, 0
     for o in cell.all_observations():
         other = _reference(cell, o)
-        if other is None or not _drafted(o) or (o.key, o.form) in in_the_kv:
+        if other is None or not _drafted(o):
+            continue
+        if (o.key, o.form) in in_the_kv:
+            left += 1
             continue
         ours, theirs = cell.kv_held.drafts(o), cell.kv_held.drafts(other)
         if not ours or (not theirs and _drafted(other)):
@@ -47,8 +50,9 @@ def drafts_computed(cell: CellView) -> CheckResult:
         compared += found.drafts
         if found.others:
             findings.append(_finding(cell, o, found.others, found.drafts))
-    note = f"{counted(compared, 'draft')} compared" if compared else ""
-    return conclude(NAME, cell.id, judged, findings, note=note)
+    notes = [f"{counted(compared, 'draft')} compared"] if compared else []
+    notes += [f"{counted(left, 'answer')} with other KV, left to kv-computed"] if left else []
+    return conclude(NAME, cell.id, judged + left, findings, note="; ".join(notes))
 
 
 def _request(finding: Finding) -> tuple[str | None, str | None]:

@@ -385,7 +385,15 @@ declare(
         f"{_GIVEN_LESS}{_AFTER_RESUME}",
     ),
     # Of an answer's tokens, the drafter's KV is compared by nobody: what its drafts are made of is.
-    Trial(in_single("pressure"), "drafter-input", ("drafts-computed",), clean=SINGLE, method="dflash"),
+    Trial(
+        in_single("pressure"),
+        "drafter-input",
+        ("drafts-computed",),
+        clean=SINGLE,
+        # The same prompts by themselves, to compare with.
+        beside=in_single("chunked-prefill"),
+        method="dflash",
+    ),
 )
 
 

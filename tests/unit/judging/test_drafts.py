@@ -109,7 +109,9 @@ def test_what_wrong_kv_explains_is_left_to_its_own_finding(run: Drafting):
     run.hidden["decode"] += 0.3
     run.kv["decode"][2, 1, 5] = 0
     cell = run.view()
-    assert drafts.drafts_computed(cell).findings == ()
+    found = drafts.drafts_computed(cell)
+    assert (found.verdict, found.findings) == (Verdict.PASS, ())
+    assert found.note == "1 answer with other KV, left to kv-computed"
     assert judge_cell(cell).diagnosis.damage == "drafter-kv"
 
 
