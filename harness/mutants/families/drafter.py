@@ -397,21 +397,26 @@ declare(
 )
 
 
-def _first_steps(runner: Any, step: Any) -> Iterator[tuple[str, str, int]]:
+def _begun(runner: Any, step: Any) -> Iterator[tuple[str, str, int]]:
     """Yield the requests that begin, or go on, in a step with KV that they did not compute in it: after what, and the
-    number of the step's tokens before the last known one."""
+    position of the last known token."""
     for new in step.scheduled_new_reqs:
-        known = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
-        before = known - 1 - new.num_computed_tokens
-        if known > len(new.prompt_token_ids):
-            yield new.req_id, _AFTER_RESUME, before
+        last = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids) - 1
+        if last >= len(new.prompt_token_ids):
+            yield new.req_id, _AFTER_RESUME, last
         elif new.num_computed_tokens:
             # D has all tokens but the last one from P; a hit leaves more.
-            yield new.req_id, _AFTER_HIT if before else _AFTER_HAND_OFF, before
+            yield new.req_id, _AFTER_HAND_OFF if new.num_computed_tokens == last else _AFTER_HIT, last
+    for id_ in step.scheduled_cached_reqs.req_ids:
+        if id_ in step.scheduled_cached_reqs.resumed_req_ids:
+            yield id_, _AFTER_RESUME, runner.requests[id_].num_tokens - 1
+
+
+def _computed(step: Any) -> dict[str, int]:
+    """Return how many tokens each request of a step has computed before."""
     cached = step.scheduled_cached_reqs
-    for id_, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-        if id_ in cached.resumed_req_ids:
-            yield id_, _AFTER_RESUME, runner.requests[id_].num_tokens - 1 - computed
+    new = {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
+    return new | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
 
 
 def _without(hidden: Any, rows: list[slice]) -> Any:
@@ -432,12 +437,17 @@ def _rows(ids: Iterable[str], starts: Any, lost: dict[str, int]) -> list[slice]:
 
 def _starves(mutant: str, moment: str) -> None:
     """Declare the patches by which the first step after a moment gives the drafter zeros."""
+    last: dict[str, int] = {}
     lost: dict[str, int] = {}
 
     @each_step(mutant)
     def note(active: Active, runner: Any, scheduler_output: Any) -> None:
+        last.update({id_: at for id_, after, at in _begun(runner, scheduler_output) if after == moment})
         lost.clear()
-        lost.update({id_: before for id_, after, before in _first_steps(runner, scheduler_output) if after == moment})
+        for id_, before in _computed(scheduler_output).items():
+            # What is longer than a step is computed in several, of which the last one drafts.
+            if id_ in last and last[id_] < before + scheduler_output.num_scheduled_tokens[id_]:
+                lost[id_] = last.pop(id_) - before
 
     def v1(
         original: Any,
