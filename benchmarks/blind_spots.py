@@ -1,5 +1,5 @@
 """Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
-python -m benchmarks.blind_spots [-p PROFILE] [--places N] [METHOD …]
+python -m benchmarks.blind_spots [-p PROFILE] [--places N] [--inputs] [METHOD …]
 
 Real engines of the profile ``cpu``, or of another one with CPU engines, a pair for each method; about two minutes each.
 The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
@@ -7,7 +7,8 @@ damage is seen in none.
 
 With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer, or
 of its recurrent state one head, or the convolution. The table says how many the KV witness sees and names, and how many
-every other check together. Exit code 1 if the witness misses one.
+every other check together. Exit code 1 if the witness misses one. With ``--inputs``, only what a drafter is given is
+damaged.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from harness.history.folder import History
 from harness.history.layout import witness_files
 from harness.history.records import COLD, Form
 from harness.history.verdict import Verdict
-from harness.judging.checks.kv import COMPUTED, HANDED_OVER
+from harness.judging.checks import drafts
+from harness.judging.checks.kv import COMPUTED, HANDED_OVER, KEPT
 from harness.judging.checks.registry import judge
 from harness.judging.figures import KVDifference
 from harness.judging.findings import Finding
@@ -72,6 +74,9 @@ _MODULE_INPUTS = {
 _WAYS = ("zero", "bit", "token before")
 """What is done to a token's KV in one head: zeros, the lowest bit of one number, or the token before's."""
 _STATES = ("convolution", "state")
+_EVERY, _FIRST = "every step", "the first step after a hand-off"
+_BY_WITNESS = {HANDED_OVER, COMPUTED, KEPT, drafts.NAME}
+"""Checks that see no word of an answer."""
 _NOT_READ = {("dflash", "target_token_ids")}
 """Inputs that a proposer is given and does not use: DFlash knows the text from the target's hidden states alone."""
 
@@ -124,6 +129,8 @@ class Seen(NamedTuple):
     """Prompts with a finding."""
     asked: int
     checks: tuple[str, ...]
+    by_words: int = 0
+    """Prompts with a finding of a check that sees answers alone."""
     named: bool = False
     """Whether the KV witness names exactly what was damaged."""
 
@@ -173,11 +180,12 @@ def _variants(
             for name, ways in _MODULE_INPUTS.items():
                 for how in ways:
                     what = f"module {module + 1}, {name}"
-                    yield what, how, "every step", {"input": name, "how": how, "module": str(module)}
+                    yield what, how, _EVERY, {"input": name, "how": how, "module": str(module)}
     elif any(owner == "drafter" for _, owner in layers):
         for name, ways in _INPUTS.items():
             for how in () if (method.kind, name) in _NOT_READ else ways:
-                yield name, how, "every step", {"input": name, "how": how}
+                yield name, how, _EVERY, {"input": name, "how": how}
+                yield name, how, _FIRST, {"input": name, "how": how, "first": ""}
 
 
 def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[CellWork]:
@@ -209,9 +217,10 @@ def try_method(
     most: int | None,
     places: int | None,
     seed: int,
+    inputs: bool,
 ) -> list[Seen]:
     """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number. With
-    ``places``, one prompt is asked with so many random places damaged."""
+    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
@@ -241,8 +250,11 @@ def try_method(
             before = frozenset((f.id, f.message) for f in judged.findings)
             if places is None:
                 variants = _variants(method, modules_in(prepared.profile, method), damage.layers)
+                # A single engine prefills by itself, so that nothing arrives there.
                 return [
-                    _try(session, works["input" in v[-1]], control, baselines, before, damage, *v) for v in variants
+                    _try(session, works[v[-2] == _EVERY], control, baselines, before, damage, *v)
+                    for v in variants
+                    if "input" in v[-1] or not inputs
                 ]
             one = works[0]._replace(items=works[0].items[-1:])
             tokens = one.items[0].prompt.tokens
@@ -307,8 +319,9 @@ def _try(
     # What was not asked here is missing, which says nothing of the damage.
     findings = [f for f in findings if f.prompt_id in asked_for and f.verdict is not Verdict.UNKNOWN]
     checks = tuple(dict.fromkeys(f.check for f in findings))
-    asked = len({f.prompt_id for f in findings})
-    return Seen(what, how, where, applied, asked, len(fresh), checks, _names(findings, wanted))
+    seen = len({f.prompt_id for f in findings})
+    by_words = len({f.prompt_id for f in findings if f.check not in _BY_WITNESS})
+    return Seen(what, how, where, applied, seen, len(fresh), checks, by_words, _names(findings, wanted))
 
 
 def _table_of_places(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
@@ -317,13 +330,14 @@ def _table_of_places(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
     for method, seens in found.items():
         for how in _WAYS:
             here = [s for s in seens if s.how == how]
-            by_words = sum(bool(set(s.checks) - {HANDED_OVER, COMPUTED}) for s in here)
+            by_words = sum(bool(s.by_words) for s in here)
             counts = (len(here), sum(s.witnessed for s in here), sum(s.named for s in here), by_words)
             yield f"| {method} | {how} | {' | '.join(map(str, counts))} |"
 
 
 def _table(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
-    """A row for each thing damaged and a column for each method: the fewest prompts, over all ways, with a finding."""
+    """A row for each thing damaged and a column for each method: the fewest prompts, over all ways, with a finding, and
+    with one of a check that sees answers alone."""
     yield f"| damaged | where | {' | '.join(found)} |"
     yield f"|---|---|{'---|' * len(found)}"
     for what, where in dict.fromkeys((s.what, s.where) for seens in found.values() for s in seens):
@@ -331,7 +345,8 @@ def _table(found: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
         for seens in found.values():
             here = [s for s in seens if (s.what, s.where) == (what, where)]
             least = min(here, key=lambda s: s.prompts, default=None)
-            cells.append(f"{least.prompts} of {least.asked}" if least else "")
+            by_words = min((s.by_words for s in here), default=0)
+            cells.append(f"{least.prompts} of {least.asked}, by words {by_words}" if least else "")
         yield f"| {what} | {where} | {' | '.join(cells)} |"
 
 
@@ -340,6 +355,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-p", "--profile", default="cpu")
     parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage")
     parser.add_argument("--places", type=int, help="damage so many random places instead")
+    parser.add_argument("--inputs", action="store_true", help="damage only what a drafter is given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
@@ -352,7 +368,7 @@ def main(argv: Sequence[str]) -> int:
         environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
         with tempfile.TemporaryDirectory() as folder:
             found[method.kind] = try_method(
-                prepared, method, environment, Path(folder), given.prompts, given.places, given.seed
+                prepared, method, environment, Path(folder), given.prompts, given.places, given.seed, given.inputs
             )
     if given.places is not None:
         print(*_table_of_places(found), sep="\n")

@@ -5,9 +5,10 @@ The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", 
 ``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head, ``"state"`` and ``"head"`` for
 one head of a recurrent state, ``{"zeroed"}`` for all KV of a request, one layer's or one block's of that; with
 ``"arrivals"``, only for the requests with these numbers since that was chosen,
-``{"input", "how"}`` for what the drafter is given, or ``{"input", "how", "module"}`` for what one of several modules of
-multi-token prediction is given. Beside it, ``.layers`` gets the names of the layers with a KV cache,
-the drafter's and those with recurrent state marked, and ``.done`` a line for each time that something was damaged.
+``{"input", "how"}`` for what the drafter is given, in every step or with ``"first"`` in the first one after an arrival
+alone, or ``{"input", "how", "module"}`` for what one of several modules of multi-token prediction is given. Beside it,
+``.layers`` gets the names of the layers with a KV cache, the drafter's and those with recurrent state marked, and
+``.done`` a line for each time that something was damaged.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _DRAFTERS: set[str] = set()
 _GENERATOR: torch.Generator | None = None
 _ARRIVED: Counter[str] = Counter()
 """Requests that arrived since a damage was chosen, by its text."""
+_FRESH: set[str] = set()
+"""A word while no step was drafted since a request arrived."""
 
 
 def register() -> None:
@@ -94,6 +97,7 @@ def _damage_arrival(worker: Any, groups: list[list[int]]) -> bool:
         for name in worker.device_kv_caches:
             state = "-state" if _has_state(worker, name) else ""
             _note(".layers", f"{name} {'drafter' if name in _DRAFTERS else 'target'}{state}")
+    _FRESH.add("arrived")
     wanted = _wanted()
     if "layer" not in wanted and "zeroed" not in wanted:
         return False
@@ -186,8 +190,9 @@ def _damage_state(worker: Any, groups: list[list[int]], wanted: dict[str, str]) 
 
 
 def _before_drafting(original: Any, _active: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    wanted = _wanted()
-    if "input" not in wanted:
+    wanted, first = _wanted(), bool(_FRESH)
+    _FRESH.clear()
+    if "input" not in wanted or ("first" in wanted and not first):
         return original(self, *args, **kwargs)
     given = inspect.signature(original).bind(self, *args, **kwargs)
     _damage_input(self, given.arguments, wanted["input"], wanted["how"])

@@ -106,7 +106,7 @@ def _possible(cell: str, scenario: str, profile: Profile) -> set[str]:
         names -= {"drafts-happened", "request-acceptance"} if name.method == "none" else set()
         return names if rescores else names - {"logprob-trace"}
     if name.method == "none":
-        names -= {"drafts-happened", "acceptance-single", "acceptance-baseline"}
+        names -= {"drafts-happened", "drafts-computed", "acceptance-single", "acceptance-baseline"}
     if name.topology == "single":
         names.discard("acceptance-single")
     if cell == name.reference:

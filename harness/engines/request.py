@@ -135,12 +135,15 @@ class Exchange:
 
     def _ask_alone(self, ask: Ask) -> Leg:
         """Send a request without hand-off: to the single engine, to the pair's decode engine, or to P."""
+        given = ask.former if ask.as_given or ask.former is None else {**ask.former, "remote_engine_id": new_id()}
+        # A P that reads back takes the request for a hand-off, and keeps its blocks for D.
+        self.kept_by_p += ask.read_back is not None
         return self.client(ask.alone).complete(
             ask.payload,
             self._sampling(ask),
             new_id(),
             ask.salt or new_id(),
-            ask.former if ask.as_given or ask.former is None else {**ask.former, "remote_engine_id": new_id()},
+            given if ask.read_back is None else ask.read_back,
             role=ask.alone,
             await_counters=("finished_requests",),
             count=ask.counted,

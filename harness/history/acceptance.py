@@ -44,9 +44,9 @@ def _unaccounted(accepted: Sequence[int], outputs: int) -> int:
 def real_steps(leg: Leg) -> Steps | None:
     """Return the verify steps of a request without a padded first step, or None without acceptance metrics.
 
-    Only a decode leg, which follows a hand-off, can have a padded step: since vLLM 0.26, D's first step after a
-    hand-off recomputes the last prompt token together with k placeholder drafts, which count as drafted and rejected.
-    Where P leaves more than the last token to D, there are none.
+    Only a leg that follows a hand-off, or reads the turn before back, can have a padded step: since vLLM 0.26, D's
+    first step after a hand-off recomputes the last prompt token together with k placeholder drafts, which count as
+    drafted and rejected. Where P leaves more than the last token to D, there are none.
 
     T output tokens need Σ(a+1) = T - 1 + o over the real steps, where the overshoot o ≤ a_last counts tokens accepted
     past the end; a padded step adds one. So a surplus of Σ(a+1) - (T-1) ≥ 1 with nothing accepted in the first step of
@@ -86,11 +86,13 @@ def _read_steps(leg: Leg) -> Steps | None:
 def _may_be_padded(leg: Leg, spec: Speculation) -> bool:
     """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads.
 
-    D counts the token that it computes after an ordinary hand-off as one from outside, so that the counter does not
-    grow; nor is it known of requests together and of servers without counters.
+    D counts the token that it computes after an ordinary hand-off as one from outside, as P does after it has read a
+    prompt back, so that the counter does not grow; nor is it known of requests together and of servers without
+    counters.
     """
     computed = leg.counters.get("prompt_tokens_local_compute", 0)
-    return computed == 1 or (computed == 0 and leg.role == "decode" and spec.may_pad)
+    received = leg.role == "decode" or leg.external_tokens > 0
+    return computed == 1 or (computed == 0 and received and spec.may_pad)
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

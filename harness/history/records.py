@@ -26,9 +26,10 @@ COLD = "cold"
 """Scenario of prompts that the engines have not seen before."""
 SUBJECT = "subject"
 """Part of a request that a scenario is about, and of every cold one."""
-SentTo = Literal["cell", "prefill", "local", "former-p", "reference"]
-"""Where a request goes: through the cell's topology, to P alone, to the answering engine alone, or to D with the
-parameters of an earlier hand-off, as if that P had been restarted since, or as they are."""
+SentTo = Literal["cell", "prefill", "local", "former-p", "reference", "read-back"]
+"""Where a request goes: through the cell's topology, to P alone, to the answering engine alone, to D with the
+parameters of an earlier hand-off, as if that P had been restarted since, or as they are, or to P alone, which answers
+from what it reads back from D."""
 
 Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A number that an engine counted: any that a column can hold, so that a wrong one is recorded and judged."""
@@ -332,7 +333,7 @@ class Observation(Strict):
     @property
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
-        return self.leg("decode") or self.leg("single")
+        return self.leg("prefill") if self.route == "read-back" else self.leg("decode") or self.leg("single")
 
     @property
     def scores(self) -> bool:

@@ -23,7 +23,7 @@ from harness.util.invalid_data import describe_validation_error
 from harness.util.strict import Strict
 
 _Model = TypeVar("_Model", bound=Strict)
-Moment = Literal["begin", "end", "answer"]
+Moment = Literal["begin", "end", "answer", "drafts"]
 CELL = 16
 """Tokens in a cell."""
 _SKETCH = 8
@@ -99,12 +99,24 @@ class NotedState(NamedTuple):
     """Whether the prefix cache had it of other tokens."""
 
 
+class NotedDrafts(NamedTuple):
+    """What the drafts of a step were sampled from."""
+
+    position: int
+    """That of the last token that the target had verified. Drafts follow the token behind it."""
+    tokens: tuple[int, ...]
+    sketches: NDArray[np.float32]
+    """[drafts, projections], of the hidden states that they were sampled from."""
+
+
 class Noted(NamedTuple):
     """What an engine's KV caches held of a request at a moment."""
 
     groups: tuple[NotedGroup, ...]
     states: tuple[NotedState, ...] = ()
     """The state that the request goes on from; at its end, those after each chunk of its prompt."""
+    drafts: tuple[NotedDrafts, ...] = ()
+    """What it was drafted, step by step."""
 
 
 class _Place(NamedTuple):
@@ -131,6 +143,7 @@ class _Header(Strict):
     groups: tuple[_GroupOfFile, ...]
     states: tuple[_StatesOfFile, ...] = ()
     unseen: dict[str, str]
+    drafts: bool = False
 
 
 class _KeptRow(Strict):
@@ -158,6 +171,12 @@ class _StateRow(Strict):
     foreign: bool = False
 
 
+class _DraftsRow(Strict):
+    positions: tuple[int, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    sketches: str
+
+
 class _Row(Strict):
     request: str
     prompt: str
@@ -167,6 +186,7 @@ class _Row(Strict):
     """Number of the first cell."""
     groups: tuple[_GroupRow, ...]
     states: tuple[_StateRow, ...] = ()
+    drafts: _DraftsRow | None = None
 
 
 class KVWitness:
@@ -180,6 +200,8 @@ class KVWitness:
         self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
         self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
         """By group of engines: layers whose caches could not be told apart into keys and values, with the reason."""
+        self.drafting: set[str] = set()
+        """Groups of engines of which one notes what drafts were sampled from."""
         self.errors: dict[str, list[str]] = defaultdict(list)
         """By group of engines: what went wrong in the plugin."""
         self._parsed: ByteCache[_Place, Noted] = ByteCache(_CACHED)
@@ -195,6 +217,7 @@ class KVWitness:
             elif "witness" in row:
                 self._headers[path] = _validated(_Header, row, path)
                 self.unseen[engines] |= self._headers[path].unseen
+                self.drafting |= {engines} if self._headers[path].drafts else set()
             elif path not in self._headers:
                 raise DataError(f"{path}: expected the layers of the engine in the first line, found a request")
             else:
@@ -237,7 +260,8 @@ class KVWitness:
         layers = {g.group: tuple(StateLayer(*layer) for layer in g.layers) for g in self._headers[place.path].states}
         if unknown := {s.group for s in row.states} - set(layers):
             raise DataError(f"{place.path}: expected a group of its states, found {min(unknown)}")
-        whole = Noted(tuple(noted), tuple(_state(layers[s.group], s, place.path) for s in row.states))
+        states = tuple(_state(layers[s.group], s, place.path) for s in row.states)
+        whole = Noted(tuple(noted), states, _drafts(row.drafts, place.path) if row.drafts is not None else ())
         self._parsed.put(place, whole, len(line))
         return whole
 
@@ -310,6 +334,16 @@ def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptB
     return KeptBlocks(found.blocks, digests, found.foreign)
 
 
+def _drafts(found: _DraftsRow, path: Path) -> tuple[NotedDrafts, ...]:
+    ends = np.cumsum([len(tokens) for tokens in found.tokens]).tolist()
+    try:
+        sketches = _array(found.sketches, "<f4", path).reshape(ends[-1] if ends else 0, _SKETCH)
+        steps = zip(found.positions, found.tokens, np.split(sketches, ends)[:-1], strict=True)
+        return tuple(NotedDrafts(*step) for step in steps)
+    except ValueError as error:
+        raise DataError(f"{path}: expected a sketch of each draft, found another number") from error
+
+
 def _state(layers: tuple[StateLayer, ...], found: _StateRow, path: Path) -> NotedState:
     try:
         sketches = _array(found.sketches, "<f4", path).reshape(sum(len(layer.parts) for layer in layers), _SKETCH)
@@ -361,7 +395,9 @@ def _whole(parts: tuple[Noted, ...]) -> Noted:
                 kept=_kept_by_all([g.kept for g in of_ranks]),
             )
         )
-    return Noted(tuple(groups), tuple(_state_of_all(s) for s in zip(*(part.states for part in parts), strict=False)))
+    states = tuple(_state_of_all(s) for s in zip(*(part.states for part in parts), strict=False))
+    # Each rank has the whole hidden state.
+    return Noted(tuple(groups), states, parts[0].drafts)
 
 
 def _state_of_all(parts: Sequence[NotedState]) -> NotedState:

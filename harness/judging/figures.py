@@ -309,6 +309,21 @@ class KVDifference(Strict):
     """Recurrent states that differ; not all are listed."""
 
 
+class DraftDifference(Strict):
+    """Drafts that were made of something else than those of the single engine, by the first of them."""
+
+    role: str
+    behind_token: int
+    """Position of the token that they follow."""
+    draft: int
+    """Its number in its step, from 1."""
+    found: int
+    expected: int
+    """The tokens that were drafted, which may be the same one."""
+    differing_drafts: int
+    compared_drafts: int
+
+
 class CacheHit(Strict):
     """Blocks that an engine took from its prefix cache."""
 
@@ -378,6 +393,7 @@ FindingEvidence = (
     | TraceMoved
     | DraftsBeside
     | KVDifference
+    | DraftDifference
     | CacheHit
     | Counted
     | RouterCounted

@@ -27,6 +27,7 @@ DamageClass = Literal[
     "input",
     "target-kv",
     "drafter-kv",
+    "drafter-input",
     "sampler",
     "text",
     "delivery",

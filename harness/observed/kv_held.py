@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.history.records import RESCORE, Observation
 from harness.history.token_ids import common_prefix
-from harness.history.witness import KVWitness, Moment, Noted, joined
+from harness.history.witness import KVWitness, Moment, Noted, NotedDrafts, joined
 from harness.observed.cell import ObservedCell
 
 
@@ -41,6 +41,16 @@ class KVHeld:
     def unseen(self) -> dict[str, str]:
         """Layers whose caches could not be told apart into keys and values, with the reason."""
         return self._witness.unseen.get(self._cell.record.group, {})
+
+    @property
+    def drafting(self) -> bool:
+        """Whether the engines note what drafts are sampled from."""
+        return self._cell.record.group in self._witness.drafting
+
+    def drafts(self, o: Observation) -> list[NotedDrafts]:
+        """Return what the drafts of an answer were sampled from, step by step."""
+        role = o.final.role if o.final is not None else ""
+        return [step for noted in self._noted(o, role, "drafts") for step in noted.drafts]
 
     def had(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held of a prompt when the request had ended; None if it was not noted."""

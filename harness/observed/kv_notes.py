@@ -156,7 +156,7 @@ def _state_pairs(
                 continue
             pairs = zip(state.digests[i], other[0].digests[other[1]], strict=False)
             for kind, (mine, digests) in enumerate(pairs):
-                apart = _distance(_sketch(state, i, kind), _sketch(*other, kind))
+                apart = distance_of(_sketch(state, i, kind), _sketch(*other, kind))
                 yield _StatePair(layer, kind, state.tokens, mine, digests, apart)
 
 
@@ -218,7 +218,7 @@ def distances(ours: Noted, theirs: Noted, tokens: int) -> Iterator[CellDistance]
     target."""
     for mine, other, pairs in _alike(ours, theirs, drafter=False):
         for i, j, kind, cell in _places(mine, other, pairs, _common(mine, other, False, tokens)):
-            apart = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
+            apart = distance_of(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
             yield CellDistance(mine.layers[i], bool(kind), cell, apart)
     for pair in _state_pairs(ours, theirs, False, False, tokens):
         yield CellDistance(pair.layer, bool(pair.kind), pair.tokens // CELL, pair.distance)
@@ -320,7 +320,7 @@ def _differences(
         ours, theirs = mine.digests[i, kind, cell], other.digests[j, kind, cell]
         if np.array_equal(ours, theirs):
             continue
-        distance = _distance(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
+        distance = distance_of(mine.sketches[i, kind, cell], other.sketches[j, kind, cell])
         # A sketch may not show the smallest differences at all.
         bound = bounds.of(mine.layers[i], bool(kind))
         if bound and distance <= bound:
@@ -357,8 +357,8 @@ def _even(mine: NotedGroup, other: NotedGroup, cell: int, both: NDArray[np.bool_
     return np.array_equal(_of_cell(mine, cell), both) and np.array_equal(_of_cell(other, cell), both)
 
 
-def _distance(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
-    """Return the distance of two sketches over the size of the second one."""
+def distance_of(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
+    """Return the distance of two sketches over the size of the second one; infinite where that is zero."""
     size = float(np.sqrt(np.square(theirs).sum()))
     return float(np.sqrt(np.square(ours - theirs).sum())) / size if size else float("inf")
 

@@ -58,7 +58,9 @@ class KnownDefect(Strict):
     """One entry of ``known-defects.yaml``."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    classes: tuple[Literal["input", "target-kv", "drafter-kv", "sampler", "no-answer"], ...] = Field(min_length=1)
+    classes: tuple[Literal["input", "target-kv", "drafter-kv", "drafter-input", "sampler", "no-answer"], ...] = Field(
+        min_length=1
+    )
     """Classes of damage that the defect causes. Missing evidence and broken engines cannot be known defects."""
     cells: tuple[str, ...] = Field(min_length=1)
     """Shell patterns of cells."""

@@ -365,6 +365,8 @@ class Continuation(_Scenario):
     read_back: bool = False
     """Whether P is told of the blocks that D has of the first turn, and reads the answer's from there. Needs the
     connector's ``bidirectional_kv_xfer``."""
+    on_p: bool = False
+    """Whether P gives the answer of the next turn itself, from what it has read back, and D is not asked."""
 
     @property
     def topologies(self) -> tuple[Topology, ...]:

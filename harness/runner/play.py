@@ -94,7 +94,12 @@ class SharedCounters:
 
 
 _NO_REFERENCE = "expected a hand-off before this request, whose parameters it repeats, found none answered"
-_ALONE: dict[str, Role] = {"prefill": "prefill", "former-p": "decode", "reference": "decode"}
+_ALONE: dict[str, Role] = {
+    "prefill": "prefill",
+    "read-back": "prefill",
+    "former-p": "decode",
+    "reference": "decode",
+}
 """The role under which an engine of a pair is asked alone, by route; D counts as the single engine otherwise."""
 
 

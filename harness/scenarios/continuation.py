@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.history.records import Leg, Observation, SentTo
 from harness.history.token_ids import common_prefix
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Continuation
@@ -27,6 +28,8 @@ class ContinuationKind(Kind[Continuation]):
                 "expected engine.kv_connector_extra_config with bidirectional_kv_xfer: true, with which P "
                 "reads from D, found a connector that hands KV over one way; set it, or leave out read_back"
             )
+        if config.on_p and not config.read_back:
+            return "expected on_p beside read_back, since P has nothing of D's otherwise, found it alone; add read_back"
         size = profile.engine.block_size
         donor = prompts[config.donor]
         if donor.expected is None:
@@ -52,7 +55,7 @@ class ContinuationKind(Kind[Continuation]):
     def gaps(self, config: Continuation, seen: Occurrence) -> Iterator[Gap]:
         cell, parts = seen.cell, seen.parts
         donor, subject = parts["donor"], parts["subject"]
-        for role in cell.roles:
+        for role in ("prefill",) if config.on_p else cell.roles:
             wanted = cell.prefix_cache.expected_hit(donor, subject, role)
             why = f"it computed {donor.prompt_id}" + (" and its answer before" if role == cell.answering else " before")
             yield from judge_hit(cell, subject, leg_of(cell, subject, role), wanted, why)
@@ -65,13 +68,30 @@ class ContinuationKind(Kind[Continuation]):
                     f"expected P to read tokens of the answer to {donor.prompt_id} from D, found {read:.0f} "
                     f"tokens from outside after a hit of {hits_of(prefill)}: nothing of it was handed back",
                 )
+            if config.on_p:
+                yield from _computed_again(donor, subject, prefill)
         size = cell.record.block_size
-        if cell.prefix_cache.expected_hit(donor, subject).least <= len(donor.sent_ids) // size * size:
+        hit = cell.prefix_cache.expected_hit(donor, subject)
+        if not config.on_p and hit.least <= len(donor.sent_ids) // size * size:
             yield Gap(
                 subject,
                 f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "
                 "shorter or another one: no block of an answer was read",
             )
+
+
+def _computed_again(donor: Observation, subject: Observation, prefill: Leg) -> Iterator[Gap]:
+    """Yield that P computed tokens that it should have read: D has those of the turn before and of its answer but the
+    last, and P computes the last one of a prompt in any case."""
+    said = (donor.final.output_ids if donor.final is not None else None) or ()
+    known = min(common_prefix((*donor.sent_ids, *said[:-1]), subject.sent_ids), len(subject.sent_ids) - 1)
+    had = hits_of(prefill) + prefill.external_tokens
+    if had < known:
+        yield Gap(
+            subject,
+            f"expected P to compute what follows token {known} alone, found {had:.0f} tokens that it had or read: it "
+            f"computed a part of the answer to {donor.prompt_id} again",
+        )
 
 
 def _turns(config: Continuation, prompts: Mapping[str, Prompt], name: str) -> list[Stage]:
@@ -83,5 +103,6 @@ def _turns(config: Continuation, prompts: Mapping[str, Prompt], name: str) -> li
     donor, continued = prompts[config.donor], prompts[name]
     repeated = common_prefix((*donor.ids, *(donor.expected or ())), continued.ids)
     answered = max(repeated - donor.tokens + (repeated == continued.tokens), SHORT)
-    subject = Send(continued, "subject", "a", max_tokens=config.max_tokens, read_back=config.read_back)
+    route: SentTo = "read-back" if config.on_p else "cell"
+    subject = Send(continued, "subject", "a", route, max_tokens=config.max_tokens, read_back=config.read_back)
     return [one(donor, "donor", "a", answered), Stage((subject,))]

@@ -70,7 +70,7 @@ def _hash(prompt: Prompt) -> str:
 
 def _legs(cell: Cell, route: SentTo) -> tuple[LegRole, ...]:
     """Return the roles of the engines whose answers to a request are recorded; a router hides P's."""
-    if route == "prefill":
+    if route in ("prefill", "read-back"):
         return ("prefill",)
     if route in ("former-p", "reference"):
         return ("decode",)

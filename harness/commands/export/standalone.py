@@ -132,6 +132,8 @@ def answer(send: dict[str, Any], salt: str) -> dict[str, Any]:
     return complete("single", send, salt)
     # [routes]
     if send.get("route"):
+        if send["route"] == "read-back":
+            return complete("prefill", send, salt, kv_transfer_params=LAST) | {"prefill": {}}
         return complete("prefill" if send["route"] == "prefill" else "decode", send, salt) | {"prefill": {}}
     keep = LAST if send.get("read_back") else KEEP
     first = complete("prefill", send, salt, max_tokens=1, kv_transfer_params=keep)

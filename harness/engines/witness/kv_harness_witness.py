@@ -6,6 +6,7 @@ lines of JSON to a file of its own there: one that describes its layers, and one
 ``begin``   before its first step, over the tokens that it did not compute itself: received ones and prefix hits
 ``end``     when it has ended, over its prompt
 ``answer``  at the same time, over the cells behind those that its prompt fills, up to its last token with KV
+``drafts``  at the same time, and at a preemption: what each of its drafts was sampled from
 
 Recurrent state is noted after each chunk of a prompt, with the number of tokens that it is of, and written with the
 moment ``end``; and ``begin`` has the state that a request goes on from.
@@ -20,6 +21,8 @@ a token are read through the places to which the attention backend itself writes
 * A **sketch** is ``SKETCH`` projections on fixed random signs, in half precision, for each layer, keys or values, and
   cell: the squared distance of two sketches, over ``SKETCH``, estimates the squared distance of what they are of.
 * A **state's digests** are the same for each layer, tensor and head: of a convolution one over all of it.
+* Of a **draft**, the sketch is of the drafter's hidden state that it was sampled from, in single precision: what a
+  drafter is given in a step, and what it reads, are all in it.
 * A **token's mark** is 32 bits over all layers of the target, or all of the drafter: it says where a cell differs.
 
 The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
@@ -35,6 +38,7 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import queue
@@ -164,6 +168,17 @@ class Block:
         of whole blocks, int64 [parts], once it was computed."""
 
 
+class DraftedStep(NamedTuple):
+    """What the drafts of a step were sampled from, of all its requests."""
+
+    positions: Any
+    """int64 [requests]: that of the last token that the target has verified. Drafts follow the token behind it."""
+    sketches: Any
+    """float32 [requests, drafts, SKETCH]"""
+    tokens: Any
+    """[requests, drafts]: the drafts."""
+
+
 class WatchedRequest:
     """A request under way: its tokens and its blocks."""
 
@@ -178,6 +193,8 @@ class WatchedRequest:
         """What ``blocks`` were when it took them."""
         self.states: dict[tuple[int, int], tuple[Any, Any]] = {}
         """By tokens and group: the digests and sketches of the state after so many of them."""
+        self.drafts: list[tuple[DraftedStep, int]] = []
+        """The steps that drafted for it, with its row in each."""
         self._names: dict[int, list[str]] = {}
 
     def names(self, size: int) -> list[str]:
@@ -237,6 +254,7 @@ class Witness:
                 for g in self.states
             ],
             "unseen": unseen,
+            "drafts": _watch_drafter(runner, self),
         }
         writer.put(lambda: described)
 
@@ -350,12 +368,20 @@ class Witness:
             self._keep(group, blocks, tokens, [*digests, answer[2]] if answer else digests)
             prompts += [(*prompt, None)] if prompt else []
             answers += [(*answer, None)] if answer else []
+        row = {"request": id_, "prompt": request.name}
+        if request.drafts:
+            self._writer.put(functools.partial(_drafts_row, {**row, "moment": "drafts", "groups": []}, request.drafts))
         if noted:
-            row = {"request": id_, "prompt": request.name}
             states = [(group, count, *noted, False, None, False) for (count, group), noted in request.states.items()]
             self._writer.put(functools.partial(_row, {**row, "moment": "end"}, prompts, states))
             if answers:
                 self._writer.put(functools.partial(_row, {**row, "moment": "answer", "first": behind}, answers))
+
+    def drafted(self, ids: Sequence[str], step: DraftedStep) -> None:
+        """Note the drafts of a step, by the names of its requests."""
+        for row, id_ in enumerate(ids[: len(step.positions)]):
+            if id_ in self.requests:
+                self.requests[id_].drafts.append((step, row))
 
     def _still_held(self, request: WatchedRequest, group: int) -> list[int]:
         """Return the blocks of a request with the null block for those that a window has left and another took."""
@@ -487,6 +513,19 @@ def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]], states: Sequence
     return {**row, "groups": groups, **({"states": found} if found else {})}
 
 
+def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedStep, int]]) -> dict[str, Any]:
+    """Return a row with the drafts of a request, step by step. Waits for the device."""
+    import torch
+
+    return row | {
+        "drafts": {
+            "positions": torch.stack([step.positions[at] for step, at in drafts]).tolist(),
+            "tokens": [step.tokens[at].tolist() for step, at in drafts],
+            "sketches": _text(torch.cat([step.sketches[at] for step, at in drafts])),
+        }
+    }
+
+
 def _text(tensor: Any) -> str:
     """Return a tensor's bytes, little-endian, in base 64."""
     return base64.b64encode(tensor.contiguous().cpu().numpy().tobytes()).decode()
@@ -508,6 +547,43 @@ def _draft_layers(runner: Any) -> set[str]:
             if found := getattr(drafter, names, None):
                 return set(found)
     return set()
+
+
+def _watch_drafter(runner: Any, witness: Witness) -> bool:
+    """Watch what a runner's drafter samples its drafts from. Return whether there is a drafter that tells."""
+    drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    samples = next((name for name in ("_sample_draft_tokens", "sample_draft") if hasattr(drafter, name)), None)
+    if samples is None or _drafts_in_a_graph(runner):
+        return False
+    propose, sample = drafter.propose, getattr(drafter, samples)
+    parameters = inspect.signature(propose)
+    sketches: list[Any] = []
+
+    @functools.wraps(propose)
+    def proposed(*args: Any, **kwargs: Any) -> Any:
+        sketches.clear()
+        drafts = propose(*args, **kwargs)
+        _drafted(runner, witness, parameters.bind(*args, **kwargs).arguments, [*sketches], drafts)
+        return drafts
+
+    @functools.wraps(sample)
+    def sampled(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        _sketched(sketches, hidden_states)
+        return sample(hidden_states, *args, **kwargs)
+
+    # Of this one alone: what an injected fault changes in its class is below them.
+    drafter.propose = proposed
+    setattr(drafter, samples, sampled)
+    return True
+
+
+def _drafts_in_a_graph(runner: Any) -> bool:
+    """Return whether a graph samples drafts, which calls nothing when it is replayed: those of V2 on GPUs do."""
+    return (
+        hasattr(runner, "speculator")
+        and str(getattr(runner, "device", "cpu")).startswith("cuda")
+        and not runner.vllm_config.model_config.enforce_eager
+    )
 
 
 def _layer(runner: Any, name: str, drafter: bool) -> Layer:
@@ -681,6 +757,46 @@ def _safely(work: Callable[..., None]) -> Callable[..., None]:
                 _writer.put(lambda: {"error": words})
 
     return safe
+
+
+@_safely
+def _sketched(sketches: list[Any], hidden_states: Any) -> None:
+    import torch
+
+    rows = hidden_states.reshape(len(hidden_states), -1).to(torch.float32)
+    sketches.append(rows @ _signs(rows.shape[1], 17, rows.device))
+
+
+@_safely
+def _drafted(runner: Any, witness: Witness, given: dict[str, Any], sketches: list[Any], drafts: Any) -> None:
+    """Note the drafts of a step. ``given`` is what the drafter was, ``sketches`` are of what it sampled from: a row for
+    each request and draft, in one call for each draft or in one for all."""
+    import torch
+
+    if given.get("dummy_run") or not sketches:
+        return
+    ids, positions = _last_verified(runner, given)
+    rows = min(len(ids), len(drafts))
+    by_draft = torch.cat([sketch.reshape(len(drafts), -1, SKETCH)[:rows] for sketch in sketches], 1)
+    count = min(by_draft.shape[1], drafts.shape[1])
+    # The next step writes into the same buffers.
+    tokens = drafts[:rows, :count].clone()
+    witness.drafted(ids, DraftedStep(positions[:rows].clone(), by_draft[:, :count], tokens))
+
+
+def _last_verified(runner: Any, given: dict[str, Any]) -> tuple[Sequence[str], Any]:
+    """Return the names of a step's requests, and the position of the last token of each that the target has
+    verified."""
+    if "input_batch" in given:
+        batch = given["input_batch"]
+        last = batch.query_start_loc[1 : batch.num_reqs + 1] - 1 - given["num_rejected"][: batch.num_reqs]
+        return batch.req_ids, batch.positions[last]
+    last = given.get("token_indices_to_sample")
+    if last is None:
+        last = given["common_attn_metadata"].query_start_loc[1:] - 1
+    # Those of three dimensions, of images, are alike for text.
+    positions = given["target_positions"]
+    return runner.input_batch.req_ids, (positions[0] if positions.dim() > 1 else positions)[last]
 
 
 @_safely

@@ -56,7 +56,7 @@ def has_reference(cell: CellView) -> bool:
     return watched(cell) and any(
         cell.kv_held.other_answer(o, other) is not None
         for o in cell.all_observations()
-        if _is_noted(o)
+        if is_noted(o)
         for other in _references(cell).values()
     )
 
@@ -65,7 +65,7 @@ def _is_answered(o: Observation) -> bool:
     return o.error is None and not o.cut_short and o.final is not None
 
 
-def _is_noted(o: Observation) -> bool:
+def is_noted(o: Observation) -> bool:
     """Return whether notes name the request: not where it asked for several answers, which have other names."""
     return _is_answered(o) and o.answers == 1
 
@@ -148,13 +148,13 @@ def kv_handed_over(cell: CellView) -> CheckResult:
 
 
 def _hand_offs(cell: CellView, o: Observation) -> Iterator[_HandOff]:
-    held = cell.kv_held
-    if not _was_handed_over(cell, o):
+    held, prefill = cell.kv_held, o.leg("prefill")
+    if _was_handed_over(cell, o):
+        received = held.received(o, "decode")
+        if received is not None or _counts_as_received(o):
+            yield _HandOff(held.had(o, _prefilling(o)), received, "decode", "P", "handed the prompt over")
+    elif not _is_answered(o) or o.route != "read-back":
         return
-    received = held.received(o, "decode")
-    if received is not None or _counts_as_received(o):
-        yield _HandOff(held.had(o, _prefilling(o)), received, "decode", "P", "handed the prompt over")
-    prefill = o.leg("prefill")
     if prefill is not None and prefill.external_tokens > 0:
         donor = held.before(o)
         if donor is None or donor.final is None:
@@ -166,11 +166,16 @@ def _hand_offs(cell: CellView, o: Observation) -> Iterator[_HandOff]:
 def kv_computed(cell: CellView) -> CheckResult:
     """Check that each engine's KV of a prompt, computed, received or cached, is what the plain engine computed, and the
     drafter's what the single engine's drafter did with the cold prompt."""
+    # Other checks ask for it, too.
+    return cell.shared(COMPUTED, lambda: _kv_computed(cell))
+
+
+def _kv_computed(cell: CellView) -> CheckResult:
     held, others = cell.kv_held, _references(cell)
     findings = list(_unseen(cell, COMPUTED))
     judged, compared = 0, _Compared()
     for o in cell.all_observations():
-        if not _is_noted(o) or o.final is None:
+        if not is_noted(o) or o.final is None:
             continue
         before = compared
         answers = ((drafter, held.reference(o, other)) for drafter, other in others.items())

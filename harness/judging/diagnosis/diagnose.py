@@ -275,6 +275,7 @@ _NAMES: dict[str, str] = {
     "input": "wrong input",
     "target-kv": "wrong KV of the target",
     "drafter-kv": "wrong KV of the drafter",
+    "drafter-input": "what the drafter is given",
     "sampler": "drafting or verification",
     "text": "text that is not the tokens'",
     "delivery": "an answer that is not delivered as it was made",
@@ -306,6 +307,7 @@ def _words(
         name = chosen.part or chosen.prompt_id
         parts.append(f"{name} ({_tokens(cell, chosen)} tokens): {chosen.location.text}")
     elif not cell.cold or damage in (
+        "drafter-input",
         "routing",
         "blocks-kept",
         "reuse-lost",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -350,3 +350,159 @@ def _n46_v2(original: Any, active: Active, self: Any, input_batch: Any, *args: A
     drafts = self.draft_tokens[: input_batch.num_reqs]
     drafts.fill_(-1)
     return drafts
+
+
+_GIVEN_LESS = "the hidden state of the last known token, which the drafter is given, is zero in the first step after "
+_AFTER_HAND_OFF, _AFTER_HIT, _AFTER_RESUME = "a hand-off", "a prefix hit", "a preemption"
+
+declare(
+    Mutant(
+        "N56",
+        "the first step after a hand-off gives the drafter no hidden state",
+        "class of vllm #34529: what D's drafter needs beside its KV",
+        "decode",
+        f"{_GIVEN_LESS}{_AFTER_HAND_OFF}",
+    ),
+    # Its own KV of that token is made of it. The drafts of probes are the same.
+    Trial(PAIR, "drafter-kv", ("kv-computed",), clean=SINGLE),
+)
+declare(
+    Mutant(
+        "N57",
+        "the first step after a prefix hit gives the drafter no hidden state",
+        "class of vllm #47930",
+        "decode",
+        f"{_GIVEN_LESS}{_AFTER_HIT}",
+    ),
+    Trial(in_single("prefix-hit"), "drafter-kv", ("kv-computed",), clean=SINGLE),
+)
+declare(
+    Mutant(
+        "N58",
+        "the first step after a preemption gives the drafter no hidden state",
+        "class of vllm #47930",
+        "decode",
+        f"{_GIVEN_LESS}{_AFTER_RESUME}",
+    ),
+    # Of an answer's tokens, the drafter's KV is compared by nobody: what its drafts are made of is.
+    Trial(
+        in_single("pressure"),
+        "drafter-input",
+        ("drafts-computed",),
+        clean=SINGLE,
+        # The same prompts by themselves, to compare with.
+        beside=in_single("chunked-prefill"),
+        method="dflash",
+    ),
+)
+
+
+def _begun(runner: Any, step: Any) -> Iterator[tuple[str, str, int]]:
+    """Yield the requests that begin, or go on, in a step with KV that they did not compute in it: after what, and the
+    position of the last known token."""
+    for new in step.scheduled_new_reqs:
+        last = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids) - 1
+        if last >= len(new.prompt_token_ids):
+            yield new.req_id, _AFTER_RESUME, last
+        elif new.num_computed_tokens:
+            # D has all tokens but the last one from P; a hit leaves more.
+            yield new.req_id, _AFTER_HAND_OFF if new.num_computed_tokens == last else _AFTER_HIT, last
+    for id_ in step.scheduled_cached_reqs.req_ids:
+        if id_ in step.scheduled_cached_reqs.resumed_req_ids:
+            yield id_, _AFTER_RESUME, runner.requests[id_].num_tokens - 1
+
+
+def _computed(step: Any) -> dict[str, int]:
+    """Return how many tokens each request of a step has computed before."""
+    cached = step.scheduled_cached_reqs
+    new = {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
+    return new | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+
+
+def _without(hidden: Any, rows: list[slice]) -> Any:
+    """Return hidden states of which those of some rows are zero."""
+    if hidden is None or isinstance(hidden, (list, tuple)):
+        return hidden and [_without(one, rows) for one in hidden]
+    hidden = hidden.clone()
+    for mine in rows:
+        hidden[mine] = 0
+    return hidden
+
+
+def _rows(ids: Iterable[str], starts: Any, lost: dict[str, int]) -> list[slice]:
+    """Return the rows of a step whose hidden states are ``lost``, by the number of a request's tokens before them;
+    those of the requests begin at ``starts``."""
+    return [slice(int(starts[i]) + lost[id_], int(starts[i + 1])) for i, id_ in enumerate(ids) if id_ in lost]
+
+
+def _starves(mutant: str, moment: str) -> None:
+    """Declare the patches by which the first step after a moment gives the drafter zeros."""
+    last: dict[str, int] = {}
+    lost: dict[str, int] = {}
+
+    @each_step(mutant)
+    def note(active: Active, runner: Any, scheduler_output: Any) -> None:
+        last.update({id_: at for id_, after, at in _begun(runner, scheduler_output) if after == moment})
+        lost.clear()
+        for id_, before in _computed(scheduler_output).items():
+            # What is longer than a step is computed in several, of which the last one drafts.
+            if id_ in last and last[id_] < before + scheduler_output.num_scheduled_tokens[id_]:
+                lost[id_] = last.pop(id_) - before
+
+    def v1(
+        original: Any,
+        active: Active,
+        self: Any,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Any,
+        sample_hidden_states: Any,
+        aux_hidden_states: Any,
+        *args: Any,
+    ) -> Any:
+        rows = _rows(self.input_batch.req_ids, self.query_start_loc.np, lost) if active() else []
+        if rows:
+            active.fired()
+            hidden_states, aux_hidden_states = _without(hidden_states, rows), _without(aux_hidden_states, rows)
+        return original(
+            self,
+            scheduler_output,
+            sampled_token_ids,
+            sampling_metadata,
+            hidden_states,
+            sample_hidden_states,
+            aux_hidden_states,
+            *args,
+        )
+
+    def v2(
+        original: Any,
+        active: Active,
+        self: Any,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        rows = _rows(input_batch.req_ids, input_batch.query_start_loc_np, lost) if active() else []
+        if rows:
+            active.fired()
+            last_hidden_states = _without(last_hidden_states, rows)
+            aux_hidden_states = _without(aux_hidden_states, rows)
+        return original(
+            self, input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args, **kwargs
+        )
+
+    step = ("self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states")
+    patch(mutant, RUNNER, "GPUModelRunner.propose_draft_token_ids", step, runner="V1")(v1)
+    given = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
+    for module, name in (("target_dependent_ar", "TargetDependentARSpeculator"), ("dflash", "DFlashSpeculator")):
+        patch(mutant, f"{V2}.spec_decode.{module}.speculator", f"{name}.propose", given, runner="V2")(v2)
+
+
+for _mutant, _moment in (("N56", _AFTER_HAND_OFF), ("N57", _AFTER_HIT), ("N58", _AFTER_RESUME)):
+    _starves(_mutant, _moment)

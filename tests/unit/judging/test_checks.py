@@ -48,6 +48,7 @@ def test_flawless_run_passes_every_check():
         "prompt-logprobs",
         "kv-handed-over",
         "kv-computed",
+        "drafts-computed",
         "kv-kept",
         "streamed",
         "cached-tokens",

@@ -15,6 +15,7 @@ from harness.judging.figures import (
     ColumnFigures,
     ConditionalRates,
     Counted,
+    DraftDifference,
     DraftFigures,
     DraftsBeside,
     EchoDifference,
@@ -130,6 +131,9 @@ EVIDENCE = (
         tokens=(40,),
         prompt_tokens=65,
         by_layer=(KVOfLayers(layers=("model.layers.1.attn",), keys=(1,), values=(), zeros=False),),
+    ),
+    DraftDifference(
+        role="decode", behind_token=83, draft=1, found=7, expected=7, differing_drafts=2, compared_drafts=9
     ),
     CacheHit(hit_blocks=2),
     Counted(counters={"nixl_bytes": 1.0}),

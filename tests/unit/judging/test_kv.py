@@ -251,3 +251,29 @@ def test_an_answer_of_another_cell_is_found_by_its_own_legs_behind_a_router(run:
     (plain,) = [o for o in made.observations if o.cell == "single-none"]
     behind = SimpleNamespace(routed=True, id="pd-eagle3-router", history=made)
     assert KVHeld(behind, KVWitness(run.folder)).had(plain, "single") is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_what_p_reads_back_and_answers_from_is_compared_with_what_d_held(tmp_path: Path, damage: bool):
+    """P has the last block of the turn before from D alone."""
+    held = kv_of(4)
+    donor = observation("pd-none", _TOKENS, scenario="next", part="donor")
+    said = len(donor.final.output_ids or ())
+    subject = observation("pd-none", _TOKENS + said - 1, scenario="next", part="subject", route="read-back", sequence=1)
+    leg = subject.legs[0].model_copy(update={"counters": {"prompt_tokens_external_kv_transfer": 9.0}})
+    subject = subject.model_copy(update={"legs": (leg,)})
+    write_notes(AtOnce(tmp_path, "decode", "pd-none"), held, donor.legs[-1].request_id, _TOKENS, answer=said - 1)
+    if damage:
+        held[1, 1, 70, 2] = 0
+    ours = AtOnce(tmp_path, "prefill", "pd-none")
+    write_notes(ours, held, leg.request_id, _TOKENS + said - 1, received=[2], moments=("begin", "end"))
+    raw = {"id": "next", "kind": "continuation", "read_back": True, "on_p": True, "donor": "p83", "continued": ["x"]}
+    the_history = with_profile(history([donor, subject], scenarios=[raw], folder=tmp_path), witness="kv")
+    found = kv.kv_handed_over(view(the_history, "pd-none", scenario="next"))
+    messages = [f.message for f in found.findings if f.part == subject.key]
+    if not damage:
+        assert messages == [] and "cells of 16 tokens of a layer compared" in found.note
+    else:
+        (words,) = messages
+        assert "expected P to hold what D had when it ended the turn before, found other values in layer" in words
+        assert words.endswith("in layer model.layers.1.attn in head 2 in block 2 of 6 (tokens 70)")

@@ -565,6 +565,36 @@ def test_p_must_read_tokens_of_the_answer_from_d(read, verdict):
     assert result.verdict is verdict, result.findings
 
 
+@pytest.mark.parametrize(
+    ("hits", "read", "verdict"),
+    [
+        (32.0, 37.0, Verdict.PASS),
+        # The last token of the answer before has no KV on D: one that is missing is another one.
+        (32.0, 36.0, Verdict.UNKNOWN),
+        (32.0, 8.0, Verdict.UNKNOWN),
+        (0.0, 37.0, Verdict.UNKNOWN),
+    ],
+)
+def test_p_that_answers_by_itself_must_compute_the_rest_alone(hits, read, verdict):
+    donor = in_scenario("pd-none", "next", "donor", 40)
+    donor = change_final(donor, output_ids=donor.final.output_ids[:30])
+    ids = (*donor.sent_ids, *donor.final.output_ids)
+    asked = in_scenario("single-none", "next", "subject", 40, {"prefix_hits": hits, "external_hits": read}, sequence=1)
+    leg = asked.final.model_copy(update={"role": "prefill"})
+    subject = asked.model_copy(update={"cell": "pd-none", "sent_ids": ids, "route": "read-back", "legs": (leg,)})
+    assert subject.final.role == "prefill"
+    result = proof([donor, subject], {**NEXT_TURN, "read_back": True, "on_p": True}, "pd-none")
+    assert result.verdict is verdict, result.findings
+
+
+def test_p_alone_is_asked_for_the_next_turn_where_it_answers_by_itself():
+    (config,) = (s for s in load_profile("cpu-back").scenarios if s.id == "read-back-on-p")
+    for run in scripts(config, KNOWN, "pd"):
+        donor, subject = run.sends
+        assert (donor.route, donor.read_back, subject.route, subject.read_back) == ("cell", False, "read-back", True)
+        assert subject.max_tokens is None and len(subject.prompt.expected) > 16
+
+
 SAME_STEP = {"id": "same", "kind": "same-step", "pairs": [{"donor": "p96", "subject": "p96"}]}
 
 
