@@ -66,7 +66,10 @@ class ContinuationKind(Kind[Continuation]):
                     f"tokens from outside after a hit of {hits_of(prefill)}: nothing of it was handed back",
                 )
         size = cell.record.block_size
-        if cell.prefix_cache.expected_hit(donor, subject).least <= len(donor.sent_ids) // size * size:
+        # Where layers are of several kinds, the prefix cache need not have kept it.
+        several = cell.record.several_kinds
+        found = hits_of(subject.final) if several else cell.prefix_cache.expected_hit(donor, subject).least
+        if found <= len(donor.sent_ids) // size * size:
             yield Gap(
                 subject,
                 f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "
