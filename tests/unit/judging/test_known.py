@@ -104,6 +104,7 @@ def test_nothing_known_changes_nothing(tmp_path):
         ({"classes": ["drafter-kv"]}, {}),
         ({"cells": ["pd-mtp"]}, {}),
         ({"strata": ["aligned"]}, {}),
+        ({"prompts": ["turn-175"]}, {}),
         ({"scenarios": ["refill"]}, {}),
         ({"checks": ["transfer"]}, {}),
         ({}, {"version": "0.33.0"}),
