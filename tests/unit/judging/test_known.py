@@ -120,6 +120,11 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
     assert any("expired on 2025-12-31" in n for n in judgement.notices) == ("expires" in change)
 
 
+def test_an_entry_may_name_the_prompts_that_show_it(tmp_path):
+    judgement = judged(made(), known(tmp_path, {**ENTRY, "prompts": ["p4?"]}))
+    assert {f.prompt_id for f in judgement.findings if f.known} == {"p40"}
+
+
 def test_entry_of_a_model_runner_covers_cells_of_its_engines_alone(tmp_path):
     cells = ("pd-none", "single-none", "pd-mtp", "single-mtp")
     h = made(cells, wrong=("pd-none", "pd-mtp"))
