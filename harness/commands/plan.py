@@ -30,6 +30,7 @@ from harness.scheduling.model import Device, Job, Placement
 from harness.scheduling.planning import all_at_once, simulate
 from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
+from harness.workload.edges import missed
 from harness.workload.prepare import Prepared
 
 
@@ -52,6 +53,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
         highlight=False,
     )
     for line in _short_drafters(prepared):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in _missed_edges(prepared):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # The bitwise tier has many, of few requests each.
     for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
@@ -83,6 +86,21 @@ def _short_drafters(prepared: Prepared) -> list[str]:
                 f"{counted(len(prompts), 'cold prompt')} may get there with the answer, {whole} are longer themselves"
             )
     return list(dict.fromkeys(lines))
+
+
+def _missed_edges(prepared: Prepared) -> list[str]:
+    """Say at which lengths that matter to its cells nothing is handed over."""
+    by_words: dict[str, list[str]] = {}
+    for work in prepared.works:
+        part = prepared.profile.part(work.cell.variant)
+        for edge in missed(part, work):
+            residues = ", ".join(map(str, sorted(edge.residues)))
+            at = f"N mod {part.engine.block_size} in {{{residues}}}, where {edge.words}"
+            by_words.setdefault(at, []).append(work.cell.id)
+    return [
+        f"no prompt of N tokens is handed over with {at}: {', '.join(cells[:6])}{' …' if len(cells) > 6 else ''}"
+        for at, cells in by_words.items()
+    ]
 
 
 def _engines(prepared: Prepared) -> Table:

@@ -146,6 +146,8 @@ def build_command(
         argv += ["--num-gpu-blocks-override", str(engine.kv_blocks)]
     if engine.max_num_batched_tokens is not None:
         argv += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    if engine.prefix_cache_retention is not None:
+        argv += ["--prefix-cache-retention-interval", str(engine.prefix_cache_retention)]
     speculation = engine_config(method)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]

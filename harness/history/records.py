@@ -483,6 +483,12 @@ def unverified_tokens(draft_tokens: int, modules: int) -> int:
     return draft_tokens - 1 if modules > 1 else 0
 
 
+def held_back(recurrent: bool, draft_tokens: int, modules: int) -> int:
+    """Return how many tokens at the end of a prompt P leaves to D (``_prefill_backoff`` of NIXL's connector in vLLM
+    0.32.0): a state takes a token in once, and what later modules see there are drafts."""
+    return max(int(recurrent), unverified_tokens(draft_tokens, modules))
+
+
 class CellRecord(Strict):
     """The course of one cell."""
 
@@ -533,9 +539,8 @@ class CellRecord(Strict):
 
     @property
     def held_back(self) -> int:
-        """Tokens at the end of a prompt that P leaves to D (``_prefill_backoff`` of NIXL's connector in vLLM 0.32.0): a
-        state takes a token in once, and what later modules see there are drafts."""
-        return max(int(self.recurrent), self.unverified)
+        """``held_back`` of the cell's target and method."""
+        return held_back(self.recurrent, self.draft_tokens, self.modules)
 
     @property
     def several_kinds(self) -> bool:

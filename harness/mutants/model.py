@@ -138,3 +138,8 @@ def in_single(scenario: str) -> tuple[View, ...]:
 
 def in_both(scenario: str) -> tuple[View, ...]:
     return (*in_pair(scenario), *in_single(scenario))
+
+
+WINDOWED = OwnEngines(
+    "a target with windows", like="cpu-layouts", target=True, scenarios=(Borrowed("cpu-layouts", "given-back"),)
+)

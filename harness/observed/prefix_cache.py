@@ -50,11 +50,34 @@ class PrefixCache:
         held = held[: max(len(held) - self._cell.record.unverified, 0)]
         matched = common_prefix(held, asked) // size * size
         limit = (len(asked) - 1) // size * size
-        whole = min(matched, limit)
         drops = self._cell.speculative and self._cell.traits.drops_block
-        last = matched if self._cell.record.several_kinds else whole
-        least = min(max(last - size, 0), limit) if drops else whole
-        return Hit(least, whole if drops and _after(self._cell.history.run.versions.get("vllm"), "0.32.0") else least)
+        most = self._after_drop(matched, limit, size if drops else 0)
+        kept = self._kept_by_all_kinds(donor, role, matched, size if drops else 0)
+        least = self._after_drop(kept, limit, size if drops else 0)
+        reused = drops and _after(self._cell.history.run.versions.get("vllm"), "0.32.0")
+        return Hit(least, min(matched, limit) if reused else most)
+
+    def _after_drop(self, matched: int, limit: int, dropped: int) -> int:
+        """Return what is taken of the matched tokens, where so many of them are computed again."""
+        if not dropped:
+            return min(matched, limit)
+        last = matched if self._cell.record.several_kinds else min(matched, limit)
+        return min(max(last - dropped, 0), limit)
+
+    def _kept_by_all_kinds(self, donor: Observation, role: str, matched: int, dropped: int) -> int:
+        """Return how many of the matched tokens layers of every kind must have kept of the donor.
+
+        Of windows and states vLLM 0.32.0 keeps, by default, what its prompt would find when it is asked again
+        (``prefix_cache_retention_interval``), and D has of a hand-off the end of a window alone.
+        """
+        if not self._cell.record.several_kinds:
+            return matched
+        if any(self._cell.record.windows) and role == "decode" and donor.route == "cell" and self._cell.handed_off:
+            return 0
+        size = self._cell.block_size(role)
+        retention = self._cell.settings.of("prefill" if role == "prefill" else "decode").prefix_cache_retention
+        again = (len(self._computed_prompt(donor, role)) - 1) // size * size + dropped
+        return matched if retention == size else min(matched, again)
 
     def _computed_prompt(self, o: Observation, role: str) -> tuple[int, ...]:
         """Return the prompt tokens of a request that an engine computes: P all but those that it leaves to D."""

@@ -66,6 +66,9 @@ class EngineConfig(Strict):
     pool reuses blocks that hold other prompts' KV, where those of a fresh one are all zeros."""
     max_num_batched_tokens: int | None = Field(default=None, ge=32)
     """Most tokens of one engine step; a longer prompt is prefilled in chunks. None keeps vLLM's default."""
+    prefix_cache_retention: int | None = Field(default=None, ge=0)
+    """``--prefix-cache-retention-interval``: of layers with windows or recurrent state, the prefix cache keeps what a
+    hit needs at each multiple of so many tokens; 0, vLLM's default (None), only where a prompt would be asked again."""
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float = Field(default=0.4, gt=0, le=0.95)
     """Fraction of a GPU's memory for one engine, weights and KV included; two of 0.45 fit on one GPU."""

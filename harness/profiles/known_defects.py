@@ -41,6 +41,8 @@ class FindingLocation(Protocol):
     @property
     def stratum(self) -> str | None: ...
     @property
+    def prompt_id(self) -> str | None: ...
+    @property
     def check(self) -> str: ...
     @property
     def changed(self) -> tuple[str, ...]: ...
@@ -66,6 +68,8 @@ class KnownDefect(Strict):
     """Shell patterns of cells."""
     scenarios: tuple[str, ...] = ("*",)
     strata: tuple[str, ...] = ("*",)
+    prompts: tuple[str, ...] = ("*",)
+    """Shell patterns of prompts, where only some lengths show it."""
     checks: tuple[str, ...] = Field(min_length=1)
     at_most: int = Field(ge=1)
     """Most findings that it covers in one cell and scenario; where more fit, it covers none of them."""
@@ -163,6 +167,7 @@ class KnownDefect(Strict):
             matches_any(finding.cell, self.cells)
             and matches_any(finding.scenario, self.scenarios)
             and self._covers_strata(finding)
+            and ("*" in self.prompts or matches_any(finding.prompt_id or "", self.prompts))
             and matches_any(finding.check, self.checks)
             and (finding.last_step or not self.last_step)
             and (finding.lone_tokens or not self.lone_tokens)

@@ -113,6 +113,11 @@ class RecordedEngine(NamedTuple):
         told = [a for a in self.extra_args if a.replace("_", "-") in _CACHING]
         return not told or told[-1].replace("_", "-") == _CACHING[0]
 
+    @property
+    def prefix_cache_retention(self) -> int:
+        """At which multiples of tokens a prefix cache keeps windows and states; 0: only where prompts end."""
+        return int(self.asked("prefix_cache_retention") or 0)
+
     def ranks(self, role: str) -> int:
         """Return how many ranks of an engine hold KV of one request, each of which moves its own part."""
         tensor = TensorParallel.model_validate(self.asked("tensor_parallel") or {})

@@ -216,6 +216,30 @@ class Refill(_Scenario):
         return True
 
 
+class GivenBack(_Scenario):
+    """Others take the blocks that a long request gives back while it goes on: those that a sliding window has left, or
+    those of earlier recurrent states. Then the long request is repeated.
+
+    A block that is given back too early keeps what it holds until another request takes it.
+    """
+
+    kind: Literal["given-back"]
+    holder: str
+    beside: str
+    """A short prompt that is sent with the long one; when it is answered, the long one is under way."""
+    fill: tuple[str, ...] = Field(min_length=1)
+    """Prompts that the answering engine alone is asked then, to take every block that is free."""
+    rounds: int = Field(default=1, ge=1)
+
+    @property
+    def evicts(self) -> bool:
+        return True
+
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK
+
+
 class LatePull(_Scenario):
     """P answers, then computes enough other prompts to use its whole pool, and only then D pulls."""
 
@@ -648,9 +672,11 @@ class Trace(_Scenario):
 
     kind: Literal["trace"]
     stages: tuple[tuple[TraceRequest, ...], ...] = Field(min_length=1)
-    proves: tuple[Literal["abandoned", "preempted", "cached", "changed"], ...] = ()
+    proves: tuple[Literal["abandoned", "preempted", "cached", "changed", "batched", "chunked"], ...] = ()
     """What the engines' counters must show: a request that was given up after tokens were generated for it, a
-    preemption, or a prefix hit; and whether each parameter that has to must change the plain engine's answer."""
+    preemption, or a prefix hit; of each stage of several requests, that they decoded together (``batched``); of one of
+    them, that the prompts did not fit into a step, so that one was computed in chunks; and whether each parameter that
+    has to must change the plain engine's answer."""
     held: bool = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
     it begins them in the order of their delays."""
@@ -699,6 +725,7 @@ Scenario = Annotated[
     | Crowd
     | Pressure
     | Refill
+    | GivenBack
     | LatePull
     | Aged
     | Recovery

@@ -8,6 +8,7 @@ at N mod B in {0} ∪ {B - lookahead + 1 … B - 1}, which is where vLLM issue #
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -43,6 +44,15 @@ def freed_blocks(tokens: int, block_size: int, window: int) -> int:
     sliding window: those of which the token after the prompt sees nothing. The null block is published in their place
     (``SlidingWindowManager.get_num_skipped_tokens`` in vLLM 0.32.0)."""
     return max(0, tokens - window + 1) // block_size
+
+
+def held_blocks(tokens: int, block_size: int, windows: Iterable[int | None], recurrent: bool = False) -> int:
+    """Return the fewest KV blocks that a request holds when its prompt is computed: for each kind of attention those
+    that a window, if it has one, has not left, and one of recurrent state. Each kind may have several KV-cache groups.
+    """
+    filled = blocks(tokens, block_size)
+    kinds = (filled if w is None else filled - freed_blocks(tokens, block_size, w) for w in windows)
+    return sum(kinds) + int(recurrent)
 
 
 def spills(tokens: int, block_size: int, lookahead: int) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import Observation
+from harness.observed.prefix_cache import Hit
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Concurrent
 from harness.prompts.model import Prompt
 from harness.scenarios.base import ORDER_S, Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import demand, pool_of, too_many
-from harness.scenarios.proving import batched, computed_before, larger_steps, stage_counters
+from harness.scenarios.proving import batched, computed_before, judge_hit, larger_steps, leg_of, stage_counters
 
 
 class ConcurrentKind(Kind[Concurrent]):
@@ -42,7 +43,12 @@ class ConcurrentKind(Kind[Concurrent]):
         if not any(_end(o) < _end(holder) for o in short):
             yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
         again = parts.get("again")
-        if again is not None:
+        if again is not None and cell.record.several_kinds:
+            # Others may have taken what windows left; the kind `given-back` is about that.
+            most = cell.prefix_cache.expected_hit(holder, again, cell.answering).most
+            leg = leg_of(cell, again, cell.answering)
+            yield from judge_hit(cell, again, leg, Hit(0, most), f"it computed {holder.prompt_id} before")
+        elif again is not None:
             yield from computed_before(cell, holder, again, cell.answering)
 
     def enough(self, rounds: int) -> int:

@@ -71,8 +71,10 @@ class ContinuationKind(Kind[Continuation]):
             if config.on_p:
                 yield from _computed_again(donor, subject, prefill)
         size = cell.record.block_size
-        hit = cell.prefix_cache.expected_hit(donor, subject)
-        if not config.on_p and hit.least <= len(donor.sent_ids) // size * size:
+        # Where layers are of several kinds, the prefix cache need not have kept it.
+        several = cell.record.several_kinds
+        found = hits_of(subject.final) if several else cell.prefix_cache.expected_hit(donor, subject).least
+        if not config.on_p and found <= len(donor.sent_ids) // size * size:
             yield Gap(
                 subject,
                 f"expected an answer to {donor.prompt_id} of which {subject.prompt_id} repeats a whole block, found a "

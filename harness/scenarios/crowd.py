@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
-from harness.history.records import Observation
-from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Crowd
 from harness.prompts.lengths import blocks
 from harness.prompts.model import Prompt
 from harness.scenarios.base import ORDER_S, Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.possible import pool_of, too_many
-from harness.scenarios.proving import batched, stage_counters
+from harness.scenarios.proving import batched, stage_counters, step_overflows
 
 PROVEN = 0.9
 """Share of the crowds that must prove the state: now and then prompts fill a step exactly, or answers are short."""
@@ -35,7 +32,7 @@ class CrowdKind(Kind[Crowd]):
         if "batched" in config.proves:
             yield from batched(cell, requests, stage_counters(cell, first, cell.answering))
         if "chunked" in config.proves:
-            yield from _step_overflows(cell, requests)
+            yield from step_overflows(cell, requests)
         if "preempted" in config.proves:
             found = stage_counters(cell, first, cell.answering).get("preemptions", 0)
             if found < 1:
@@ -72,23 +69,3 @@ def crowds(config: Crowd, chosen: Sequence[Prompt]) -> list[list[Prompt]]:
 def _together(config: Crowd, crowd: Sequence[Prompt]) -> Stage:
     sends = [Send(p, f"r{n}", f"c{n}", max_tokens=config.max_tokens, after_s=n * ORDER_S) for n, p in enumerate(crowd)]
     return Stage(tuple(sends), hold="first")
-
-
-def _step_overflows(cell: RecordedCell, requests: list[Observation]) -> Iterator[Gap]:
-    """Prove that a prompt was computed in chunks: all were queued when the engine was released, which fills a step with
-    the prompts in their order, and no number of whole prompts fills the first one."""
-    first, role = requests[0], cell.prefilling
-    engine = cell.engine(role)
-    budget = engine.step_tokens if engine else None
-    if budget is None:
-        yield Gap(first, f"expected the {role} engine to say how many tokens fit into one step, found no answer")
-        return
-    queued = sorted((o.asked_at, len(o.sent_ids)) for o in requests if o.asked_at and o.asked_at < (o.held_until or 0))
-    filled = list(accumulate(tokens for _, tokens in queued))
-    if not filled or filled[-1] <= budget or budget in filled:
-        yield Gap(
-            first,
-            f"expected requests queued at the paused {role} engine whose prompts do not fit into a step of {budget} "
-            f"tokens, found {len(queued)} of {len(requests)} with {filled[-1] if filled else 0}: no prompt was "
-            "computed in chunks",
-        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.history.token_ids import common_prefix
+from harness.profiles.kv_layout import recurrent, target_config, windows_of
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Pair
-from harness.prompts.lengths import blocks
+from harness.prompts.lengths import blocks, held_blocks
 from harness.prompts.messages import messages_of
 from harness.prompts.model import Prompt
 
@@ -15,6 +16,13 @@ from harness.prompts.model import Prompt
 def shared_blocks(a: Prompt, b: Prompt, block_size: int) -> int:
     """Return the number of whole blocks in the common prefix of two prompts."""
     return common_prefix(a.ids, b.ids) // block_size
+
+
+def fewest_held(profile: Profile, tokens: int) -> int:
+    """Return the fewest KV blocks that a prompt of so many tokens holds when it is computed, by the kinds of layers of
+    the target."""
+    target = target_config(profile)
+    return held_blocks(tokens, profile.engine.block_size, windows_of(target), recurrent(target))
 
 
 def demand(names: Sequence[str], profile: Profile, prompts: Mapping[str, Prompt], limit: int | None) -> int:

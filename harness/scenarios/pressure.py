@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.history.records import Observation
+from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import Pressure
-from harness.prompts.lengths import blocks
+from harness.prompts.lengths import held_blocks
 from harness.prompts.model import Prompt
 from harness.scenarios.base import SHORT, Gap, Kind, Occurrence, Send, Stage, one
-from harness.scenarios.possible import no_sharing, pool_of, too_many
+from harness.scenarios.possible import fewest_held, no_sharing, pool_of, too_many
 from harness.scenarios.proving import stage_counters
 
 
@@ -38,9 +39,9 @@ class PressureKind(Kind[Pressure]):
         paused.
         """
         size, pool = profile.engine.block_size, profile.engine.kv_blocks
-        waiting = blocks(prompts[config.waiting.subject].tokens, size)
-        kept = sum(blocks(prompts[p].tokens, size) for p in config.load)
-        before = kept + sum(blocks(prompts[p].tokens, size) for p in config.local)
+        waiting = fewest_held(profile, prompts[config.waiting.subject].tokens)
+        kept = sum(fewest_held(profile, prompts[p].tokens) for p in config.load)
+        before = kept + sum(fewest_held(profile, prompts[p].tokens) for p in config.local)
         if pool is not None and before + waiting <= pool - 1:
             return pool_of(f"fewer than the {before + waiting + 1} blocks that its prompts need together", pool)
         if pool is not None and kept + waiting > pool - 1 and "pd" in config.topologies:
@@ -74,13 +75,18 @@ class PressureKind(Kind[Pressure]):
             )
             return
         # One block of the pool is the null block. Unused cached blocks count as free.
-        needed, taken = (sum(blocks(len(o.sent_ids), cell.record.block_size) for o in os) for os in ([waiting], before))
+        needed, taken = (sum(_held(cell, o) for o in os) for os in ([waiting], before))
         if needed + taken <= pool - 1:
             yield Gap(
                 waiting,
                 f"expected no room for the {needed} blocks of the waiting request beside the others' {taken}, "
                 f"found a pool of {pool - 1}: it did not have to wait",
             )
+
+
+def _held(cell: RecordedCell, o: Observation) -> int:
+    record = cell.record
+    return held_blocks(len(o.sent_ids), record.block_size, record.windows, record.recurrent)
 
 
 def _queued_before(o: Observation, waiting: Observation) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from harness.history.records import Leg, Observation
 from harness.observed.prefix_cache import Hit
@@ -86,6 +87,26 @@ def batched(cell: RecordedCell, requests: list[Observation], counters: dict[str,
             requests[0],
             f"expected fewer engine steps than the {total} steps of the requests, found {steps}: they did not "
             "run together",
+        )
+
+
+def step_overflows(cell: RecordedCell, requests: list[Observation]) -> Iterator[Gap]:
+    """Prove that a prompt was computed in chunks: all were queued when the engine was released, which fills a step with
+    the prompts in their order, and no number of whole prompts fills the first one."""
+    first, role = requests[0], cell.prefilling
+    engine = cell.engine(role)
+    budget = engine.step_tokens if engine else None
+    if budget is None:
+        yield Gap(first, f"expected the {role} engine to say how many tokens fit into one step, found no answer")
+        return
+    queued = sorted((o.asked_at, len(o.sent_ids)) for o in requests if o.asked_at and o.asked_at < (o.held_until or 0))
+    filled = list(accumulate(tokens for _, tokens in queued))
+    if not filled or filled[-1] <= budget or budget in filled:
+        yield Gap(
+            first,
+            f"expected requests queued at the paused {role} engine whose prompts do not fit into a step of {budget} "
+            f"tokens, found {len(queued)} of {len(requests)} with {filled[-1] if filled else 0}: no prompt was "
+            "computed in chunks",
         )
 
 

@@ -14,7 +14,7 @@ from harness.scenarios.features import send_with
 from harness.scenarios.hand_off_mistakes import LOST
 from harness.scenarios.parameters import LONG_ENOUGH, gaps_of
 from harness.scenarios.possible import demand, pool_of, unsaid
-from harness.scenarios.proving import stage_counters
+from harness.scenarios.proving import batched, stage_counters, step_overflows
 
 _PATIENCE_S = 10.0
 """Seconds within which D has to answer a request whose hand-off is mistaken, or to refuse it."""
@@ -51,6 +51,11 @@ class TraceKind(Kind[Trace]):
                     f"expected a known answer of at least {LONG_ENOUGH} tokens to {request.prompt}, which is asked "
                     f"with {request.feature}, found {known}; name a copy prompt that is longer"
                 )
+        for name in ("batched", "chunked"):
+            if name in config.proves and not config.crowded:
+                return f"expected a stage of several requests, which `proves: [{name}]` is about, found none; add one"
+        if "chunked" in config.proves and not config.held:
+            return "expected held: true, without which no step has the prompts of all, for `proves: [chunked]`; set it"
         if "abandoned" in config.proves and not any(r.abandon and r.abandon.after_steps for r in config.requests):
             return (
                 "expected a request with abandon.after_steps, which `proves: [abandoned]` is about, found "
@@ -68,6 +73,14 @@ class TraceKind(Kind[Trace]):
             yield Gap(first, "expected at least one preemption, found none: the requests did not outgrow the KV pool")
         for o in observations:
             yield from gaps_of(seen, o, must_change="changed" in config.proves)
+        crowds = [
+            crowd for n in range(len(config.stages)) if len(crowd := [o for o in observations if o.stage == n]) > 1
+        ]
+        for crowd in crowds if "batched" in config.proves else ():
+            yield from batched(seen.cell, crowd, stage_counters(seen.cell, crowd[0], seen.cell.answering))
+        if "chunked" in config.proves:
+            lacking = [list(step_overflows(seen.cell, crowd)) for crowd in crowds]
+            yield from min(lacking, key=len, default=[])
         if "cached" in config.proves and not _grown(observations, "prefix_hits"):
             yield Gap(first, "expected a hit in a prefix cache, found none")
 

@@ -6,7 +6,19 @@ import copy
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import BOTH_FORMS, SINGLE, TOKENS, Mutant, Trial, declare, in_both, in_single
+from harness.mutants.model import (
+    BOTH_FORMS,
+    LOGPROBS,
+    PAIR,
+    SINGLE,
+    TOKENS,
+    WINDOWED,
+    Mutant,
+    Trial,
+    declare,
+    in_both,
+    in_single,
+)
 from harness.mutants.targets import (
     ALLOCATE,
     CACHED,
@@ -79,6 +91,41 @@ def _m5b(original: Any, active: Active, self: Any, block: Any) -> Any:
         active.fired()
         block.reset_hash()
     return hashes
+
+
+declare(
+    Mutant(
+        "N53",
+        "a window gives a block back that it still sees",
+        "class of vllm #47728",
+        "decode",
+        "while an answer is decoded, SlidingWindowManager gives back one block more than the window has left, and the "
+        "request keeps reading it",
+    ),
+    # The block keeps what it holds until another request takes it: who has the engine to himself is answered right.
+    Trial(
+        in_both("given-back"),
+        "target-kv",
+        (*TOKENS, *LOGPROBS),
+        clean=(*PAIR, *SINGLE),
+        method="none",
+        engines=WINDOWED,
+    ),
+)
+
+
+@patch(
+    "N53",
+    "vllm.v1.core.single_type_kv_cache_manager",
+    "SingleTypeKVCacheManager.remove_skipped_blocks",
+    ("self", "request_id", "processed_computed_tokens", "num_prompt_tokens"),
+)
+def _n53(original: Any, active: Active, self: Any, request_id: str, tokens: int, prompt: int | None = None) -> Any:
+    if active() and type(self).__name__ == "SlidingWindowManager" and prompt is not None and tokens > prompt:
+        active.fired()
+        # Beyond what the caller takes for computed, so that the window ends a block later.
+        tokens += self.block_size
+    return original(self, request_id, tokens, prompt)
 
 
 declare(

@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from harness.mutants.hooks import Active, Change, patch
-from harness.mutants.model import LOGPROBS, PAIR, SINGLE, TOKENS, Borrowed, Mutant, OwnEngines, Trial, declare, in_pair
+from harness.mutants.model import (
+    LOGPROBS,
+    PAIR,
+    SINGLE,
+    TOKENS,
+    WINDOWED,
+    Borrowed,
+    Mutant,
+    OwnEngines,
+    Trial,
+    declare,
+    in_pair,
+)
 from harness.mutants.targets import (
     ALLOCATE,
     ARRIVAL,
@@ -433,7 +445,7 @@ declare(
         clean=SINGLE,
         method="none",
         prompts="some",
-        engines=OwnEngines("a target with windows", like="cpu-layouts", target=True),
+        engines=WINDOWED,
     ),
 )
 

@@ -343,3 +343,10 @@ def test_runner_and_backend_are_the_used_ones_and_unknown_ones_are_named_as_such
 def test_token_budget_is_the_smallest_that_the_engine_logs():
     log = "Chunked prefill is enabled with max_num_batched_tokens=2048\nmax_num_scheduled_tokens is set to 2040\n"
     assert log_facts.step_tokens(log) == 2040 and log_facts.step_tokens("") is None
+
+
+@pytest.mark.parametrize(("profile", "kept"), [("cpu-layouts-kept", "32"), ("cpu-hybrid-kept", "32"), ("cpu", None)])
+def test_how_much_the_prefix_cache_keeps_of_windows_and_states(profile, kept):
+    argv = command_of("decode", profile, "none").argv
+    flag = "--prefix-cache-retention-interval"
+    assert (argv[argv.index(flag) + 1] if flag in argv else None) == kept

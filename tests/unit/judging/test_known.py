@@ -104,6 +104,7 @@ def test_nothing_known_changes_nothing(tmp_path):
         ({"classes": ["drafter-kv"]}, {}),
         ({"cells": ["pd-mtp"]}, {}),
         ({"strata": ["aligned"]}, {}),
+        ({"prompts": ["turn-175"]}, {}),
         ({"scenarios": ["refill"]}, {}),
         ({"checks": ["transfer"]}, {}),
         ({}, {"version": "0.33.0"}),
@@ -117,6 +118,11 @@ def test_finding_that_does_not_fit_fails_as_before(tmp_path, change, history_cha
     assert judgement.verdict is Verdict.REGRESSION
     assert all(f.known is None for f in judgement.findings)
     assert any("expired on 2025-12-31" in n for n in judgement.notices) == ("expires" in change)
+
+
+def test_an_entry_may_name_the_prompts_that_show_it(tmp_path):
+    judgement = judged(made(), known(tmp_path, {**ENTRY, "prompts": ["p4?"]}))
+    assert {f.prompt_id for f in judgement.findings if f.known} == {"p40"}
 
 
 def test_entry_of_a_model_runner_covers_cells_of_its_engines_alone(tmp_path):

@@ -126,6 +126,32 @@ def test_a_hit_with_a_drafter_may_recompute_a_block_that_ends_with_the_prompt(to
     assert cell.prefix_cache.expected_hit(o, o).least == hit
 
 
+@pytest.mark.parametrize(
+    ("cell", "changes", "retention", "route", "hit"),
+    [
+        # The donor of 117 tokens and its answer begin as the subject of 161 does: 160 tokens, or its own prompt's 96.
+        ("single-none", {}, None, "cell", 160),
+        ("single-none", {"recurrent": True}, None, "cell", 96),
+        ("single-none", {"recurrent": True}, 0, "cell", 96),
+        ("single-none", {"recurrent": True}, 32, "cell", 160),
+        ("single-none", {"recurrent": True}, 64, "cell", 96),
+        ("single-none", {"windows": (None, 48)}, 32, "cell", 160),
+        ("single-none", {"windows": (None, 48)}, None, "cell", 96),
+        # D has the end of a window alone, unless it was asked alone.
+        ("pd-none", {"windows": (None, 48)}, 32, "cell", 0),
+        ("pd-none", {"windows": (None, 48)}, None, "local", 96),
+        ("pd-none", {"recurrent": True}, None, "cell", 96),
+    ],
+)
+def test_windows_and_states_are_kept_where_a_prompt_would_be_asked_again(cell, changes, retention, route, hit):
+    donor = change_final(observation(cell, 117, route=route), output_ids=tuple(range(117, 162)))
+    subject = observation(cell, 161).model_copy(update={"sent_ids": (*donor.sent_ids, *range(117, 161))})
+    h = with_cells(history([donor, subject]), block_size=32, **changes)
+    seen = view(with_profile(h, engine={"prefix_cache_retention": retention}), cell)
+    found = seen.prefix_cache.expected_hit(donor, subject)
+    assert (found.least, found.most) == (hit, 160)
+
+
 @pytest.mark.parametrize(("version", "most"), [("0.32.0", 32), ("0.32.0+cu129", 32), ("0.33.0+cpu", 64), ("x", 32)])
 def test_a_later_version_may_use_the_block_that_is_recomputed(version, most):
     h = history([observation("single-mtp", 96)])

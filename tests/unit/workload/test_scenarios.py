@@ -17,8 +17,19 @@ from harness.judging.checks.registry import judge
 from harness.observed import acceptance
 from harness.profiles.cells import Cell
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import Abandon, Crowd, HandOffMistakes, PrefixHit, Trace, TraceRequest, stop_at
+from harness.profiles.scenarios import (
+    Abandon,
+    Crowd,
+    GivenBack,
+    HandOffMistakes,
+    PrefixHit,
+    Trace,
+    TraceRequest,
+    stop_at,
+)
+from harness.prompts.lengths import held_blocks
 from harness.prompts.model import load_prompts
+from harness.scenarios.kinds import KINDS
 from harness.scenarios.possible import shared_blocks
 from harness.workload.cells import RECORDING, cell_work, choose_scenarios, cold_prompts
 from harness.workload.features import feature_fields, for_prefill
@@ -645,6 +656,37 @@ def test_a_trace_proves_what_it_says(proves, made, verdict):
     assert proof([made], TRACE, "single-none").verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize(
+    ("proves", "steps", "tokens", "asked_at", "verdict"),
+    [
+        ("batched", 5.0, 97, 1.0, Verdict.PASS),
+        ("batched", 9e9, 97, 1.0, Verdict.UNKNOWN),
+        ("chunked", 5.0, 97, 1.0, Verdict.PASS),
+        # Two prompts that fill a step exactly, and one that came when the engine had been released.
+        ("chunked", 5.0, 96, 1.0, Verdict.UNKNOWN),
+        ("chunked", 5.0, 97, 3.0, Verdict.UNKNOWN),
+    ],
+)
+def test_a_stage_of_a_trace_runs_together_and_in_chunks(proves, steps, tokens, asked_at, verdict):
+    rest = {"concurrent": 2, "held_until": 2.0, "shared_counters": {"single": {"engine_steps": steps}}}
+    raw = {**TRACE, "stages": [[{"prompt": "p96"}] * 2], "held": True, "proves": [proves]}
+    made = [
+        in_scenario("single-none", "trace", "r0-0", asked_at=0.5, **rest),
+        in_scenario("single-none", "trace", "r0-1", tokens, asked_at=asked_at, **rest),
+    ]
+    assert proof(made, raw, "single-none", (engine("single-none", "single"),)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"proves": ("batched",)}, "several requests"), ({"proves": ("chunked",), "stages": "two"}, "held: true")],
+)
+def test_a_trace_cannot_prove_what_its_stages_do_not_do(changes, words):
+    stages = [[{"prompt": "copy-096-19"}] * (2 if "stages" in changes else 1)]
+    trace = Trace.model_validate({**TRACE, **changes, "stages": stages})
+    assert words in KINDS["trace"].impossible(trace, PROFILE, KNOWN)
+
+
 PD_TRACE = {
     "id": "trace",
     "kind": "trace",
@@ -792,6 +834,57 @@ def test_refill_must_use_the_whole_pool_and_leave_no_hit(computed, hits, verdict
         in_scenario("single-none", "refill", "subject", counters={"prefix_hits": hits}),
     ]
     assert proof(made, REFILL, "single-none").verdict is verdict
+
+
+GIVEN_BACK = {"id": "back", "kind": "given-back", "holder": "p96", "beside": "p30", "fill": ["p64", "p65"]}
+
+
+@pytest.mark.parametrize(
+    ("fill_end", "fill_tokens", "hits", "pool", "verdict"),
+    [
+        # Two kinds of layers: 192 tokens are 12 whole blocks, and 3 + 2 of the 14 usable ones are the long request's.
+        (0.5, 192, 0.0, 15, Verdict.PASS),
+        (1.5, 192, 0.0, 15, Verdict.UNKNOWN),
+        (0.5, 64, 0.0, 15, Verdict.UNKNOWN),
+        # Whole blocks alone count: the last one of a prompt is taken again first.
+        (0.5, 159, 0.0, 15, Verdict.UNKNOWN),
+        (0.5, 192, 0.0, None, Verdict.UNKNOWN),
+        # What a window left was still there, or is another's.
+        (0.5, 192, 64.0, 15, Verdict.REGRESSION),
+    ],
+)
+def test_blocks_that_a_window_leaves_must_be_taken_before_they_are_read_again(
+    fill_end, fill_tokens, hits, pool, verdict
+):
+    def made(part, tokens, end, **counters):
+        o = in_scenario("single-none", "back", part, tokens, counters, started_at=0.0)
+        return change_final(o, seconds=end)
+
+    parts = [
+        made("holder", 96, 1.0),
+        made("beside", 30, 0.2),
+        made("fill0", fill_tokens, fill_end),
+        made("again", 96, 1.0, prefix_hits=hits),
+    ]
+    engines = (engine("single-none", "single", kv_blocks=pool),)
+    the_history = with_cells(history(parts, scenarios=[GIVEN_BACK], engines=engines), windows=(None, 48))
+    assert preconditions.state_occurred(view(the_history, "single-none", scenario="back")).verdict is verdict
+
+
+def test_blocks_are_given_back_by_windows_and_states_alone():
+    config = GivenBack.model_validate(GIVEN_BACK | {"holder": "copy-157-30", "beside": "copy-030-03"})
+    kind = KINDS["given-back"]
+    assert "full attention" in kind.impossible(config.model_copy(update={"fill": ("long-224",)}), PROFILE, KNOWN)
+    windowed = load_profile("cpu-layouts")
+    assert "at most" in kind.impossible(config.model_copy(update={"fill": ("copy-064-12",)}), windowed, KNOWN)
+    short = config.model_copy(update={"holder": "copy-064-12", "fill": ("long-224",)})
+    assert "at least 80 tokens" in kind.impossible(short, windowed, KNOWN)
+    (shipped,) = (s for s in windowed.scenarios if s.kind == "given-back")
+    assert kind.impossible(shipped, windowed, KNOWN) is None
+    first, *_ = scripts(shipped, KNOWN, "pd")
+    holder, beside, *fill = first.stages[0].sends
+    assert {s.after for s in fill} == {(beside.part,)} and {s.route for s in fill} == {"local"}
+    assert len({s.group for s in first.stages[0].sends}) == 5 and first.stages[1].sends[0].group == holder.group
 
 
 def test_pool_of_unknown_size_proves_nothing():
@@ -1025,6 +1118,18 @@ def test_pressure_needs_a_preemption_and_a_queue_without_room(preemptions, load_
     ]
     engines = (engine("single-none", "single", kv_blocks=pool),)
     assert proof(made, PRESSURE, "single-none", engines).verdict is verdict
+
+
+def test_pressure_counts_the_blocks_of_every_kind_of_layer():
+    """A prompt of 224 tokens holds 7 blocks, and 2 more in a window of 48; one of recurrent state, 8."""
+    assert held_blocks(224, 32, (None,)) == 7
+    assert held_blocks(224, 32, (None, 48)) == 9 and held_blocks(224, 32, (None,), recurrent=True) == 8
+    windowed = load_profile("cpu-layouts")
+    (config,) = (s for s in windowed.scenarios if s.kind == "pressure")
+    kind = KINDS["pressure"]
+    assert kind.impossible(config, windowed, KNOWN) is None
+    roomy = windowed.model_copy(update={"engine": windowed.engine.model_copy(update={"kv_blocks": 64})})
+    assert "fewer than" in kind.impossible(config, roomy, KNOWN)
 
 
 ROUNDS = {
