@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
+from harness.history.kv_events import is_events
 from harness.history.layout import witness_files
 from harness.util import json_io
 from harness.util.byte_cache import ByteCache
@@ -189,7 +190,8 @@ class KVWitness:
         self._parsed: ByteCache[_Place, Noted] = ByteCache(_CACHED)
         """Notes that are asked for again: each reference is, for every cell."""
         for path in witness_files(folder):
-            self._read(path)
+            if not is_events(path):
+                self._read(path)
 
     def _read(self, path: Path) -> None:
         engines, role = engines_of(path), path.name.rsplit(".", 3)[1]

@@ -37,6 +37,7 @@ DamageClass = Literal[
     "routing",
     "blocks-kept",
     "reuse-lost",
+    "kv-events",
     "no-answer",
     "baseline",
 ]
