@@ -450,7 +450,10 @@ Parameter = Literal[
 ]
 """A parameter of a request whose right answer is that of the run's plain engine with the same parameter
 (``harness.workload.parameters``)."""
-CHANGING: frozenset[str] = frozenset(get_args(Parameter))
+OfAdapter = Literal["first-adapter", "second-adapter"]
+"""Which of two LoRA adapters answers a request; its right answer is that of the run's plain engine with the same."""
+ADAPTED: frozenset[str] = frozenset(get_args(OfAdapter))
+CHANGING: frozenset[str] = ADAPTED | frozenset(get_args(Parameter))
 SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
 """Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
 plain engine's without speculation alone: a drafter takes random numbers of its own."""
@@ -516,6 +519,28 @@ class Parameters(_Scenario):
     @property
     def routed(self) -> bool:
         return self.by_router
+
+
+class Adapters(_Scenario):
+    """One prompt is answered by the target and by two LoRA adapters of it: no KV of one of them is another's. Then an
+    adapter is loaded whose name is a cache salt, and another one under a name that is taken.
+
+    Their names are those of ``engine.adapters``.
+    """
+
+    kind: Literal["adapters"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    adapters: tuple[str, str]
+    together: bool = False
+    """Whether the three are asked at once, so that each has rows of the same steps, and nothing else is."""
+
+    @property
+    def by_plain_alone(self) -> bool:
+        return True
+
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK
 
 
 Api = Literal["completion", "text", "completion-stream", "chat", "chat-stream"]
@@ -709,6 +734,7 @@ Scenario = Annotated[
     | Sampled
     | Features
     | Parameters
+    | Adapters
     | Apis
     | Trace,
     Field(discriminator="kind"),

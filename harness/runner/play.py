@@ -18,7 +18,7 @@ from harness.engines.session import Broken, EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.records import COLD, SUBJECT, Failure, Leg, Observation
 from harness.profiles.cells import Cell, Role
-from harness.profiles.scenarios import is_chat
+from harness.profiles.scenarios import ADAPTED, is_chat
 from harness.prompts.messages import Messages, messages_of
 from harness.scenarios.base import ORDER_S, Script, Send, Stage
 from harness.util import clock
@@ -221,7 +221,7 @@ class Player:
             p_tokens=send.p_tokens,
             by_second_p=send.by_second_p,
             appended=send.appended,
-            fields=self._fields(send),
+            fields=self._fields(send, salts),
             read_back=self._answered if send.read_back else None,
             api=send.api,
         )
@@ -250,8 +250,14 @@ class Player:
         self._hung = False
         return True
 
-    def _fields(self, send: Send) -> dict[str, Any]:
-        if send.feature is None:
+    def _adapter_folder(self, send: Send) -> str:
+        return str(self._session.profile.engine.adapters[send.adapter])
+
+    def _fields(self, send: Send, salts: Mapping[str, str]) -> dict[str, Any]:
+        if send.adapter:
+            model = {"model": salts[send.group] if send.loads else send.adapter}
+            return {**model, **({"cache_salt": None} if send.unsalted else {})}
+        if send.feature is None or send.feature in ADAPTED:
             return {}
         return feature_fields(send.feature, send.prompt.expected or (), self._session.client("single").text_of)
 
@@ -267,6 +273,9 @@ class Player:
                 answer.started = clock.now()
             if send.by_second_p:
                 self._session.second_p()
+                answer.started = clock.now()
+            if send.loads:
+                self._session.load_adapter(salts[send.group], self._adapter_folder(send))
                 answer.started = clock.now()
             if send.ageing:
                 answer.aged_by = self._grow_old(send)
