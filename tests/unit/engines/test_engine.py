@@ -19,10 +19,11 @@ from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
-from harness.errors import EnvironmentFault, HandoffError, RefusedError
+from harness.errors import EnvironmentFault, HandoffError, ProfileError, RefusedError
 from harness.history.records import Leg
 from harness.profiles.load import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
+from tests.support.builders import extending
 from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
 
 
@@ -343,3 +344,18 @@ def test_runner_and_backend_are_the_used_ones_and_unknown_ones_are_named_as_such
 def test_token_budget_is_the_smallest_that_the_engine_logs():
     log = "Chunked prefill is enabled with max_num_batched_tokens=2048\nmax_num_scheduled_tokens is set to 2040\n"
     assert log_facts.step_tokens(log) == 2040 and log_facts.step_tokens("") is None
+
+
+def test_engines_serve_the_adapters_of_the_profile():
+    for command in commands("eagle3", "cpu-lora").values():
+        words = command.argv[command.argv.index("--lora-modules") + 1 :][:2]
+        assert [word.partition("=")[0] for word in words] == ["odd-words", "even-words"]
+        assert option(command, "--max-lora-rank") == "8" and option(command, "--max-loras") == "2"
+        assert command.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    plain = command_of("single", "cpu")
+    assert "--enable-lora" not in plain.argv and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in plain.env
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path):
+    with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_config"):
+        load_profile(extending(tmp_path, engine={"adapters": {"mine": str(tmp_path)}}))
