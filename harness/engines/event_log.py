@@ -38,10 +38,10 @@ class EventLog:
                 "install them beside the harness, or leave engine.kv_events out"
             ) from error
         self._decode = msgspec.msgpack.decode
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket: Any = zmq.Context.instance().socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        port = self._socket.bind_to_random_port(f"tcp://{LOOPBACK}")
+        port: int = self._socket.bind_to_random_port(f"tcp://{LOOPBACK}")
         self.endpoint = f"tcp://{LOOPBACK}:{port}"
         """Where the engine has to publish."""
         folder.mkdir(parents=True, exist_ok=True)

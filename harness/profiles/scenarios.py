@@ -398,7 +398,7 @@ length that is the answer's, a token in the middle of the answer or its first on
 of its tokens at which it stops, or the log-probs of the prompt."""
 
 
-def stop_at(feature: Feature | Parameter | None, answered: int) -> int | None:
+def stop_at(feature: Feature | Parameter | OfAdapter | None, answered: int) -> int | None:
     """Return the index of the token that stops a known answer of this length because of a feature, or None."""
     return {"stop-token": answered // 2, "stop-string": answered // 2, "stop-at-once": 0}.get(feature or "")
 
@@ -484,7 +484,7 @@ def temperature_of(feature: Feature | Parameter | None) -> float:
     return _TEMPERATURE if feature in SAMPLED else 0.0
 
 
-def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
+def tokens_asked(feature: Feature | Parameter | OfAdapter, answered: int) -> int | None:
     """Return how many tokens a request with a parameter asks for, with a known answer of so many; None: as any other.
 
     A request that a token should stop and does not has the tokens of one that it does, and another finish reason.
@@ -497,7 +497,7 @@ def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
     cut = answered // 2 + 1
     asked = {"ignore-eos": answered + 8, "stop-at-cap": cut, "stop-before-cap": cut + 1, "include-stop": None}
     asked |= {"json": _OF_JSON, "tool": _OF_JSON}
-    return asked.get(feature, None if feature not in CHANGING else _SHORT)
+    return asked.get(feature, _SHORT if feature in CHANGING - ADAPTED else None)
 
 
 class Parameters(_Scenario):

@@ -18,7 +18,7 @@ from harness.engines.session import Broken, EngineGroupSession
 from harness.errors import HandoffError, InfrastructureError
 from harness.history.records import COLD, SUBJECT, Failure, Leg, Observation
 from harness.profiles.cells import Cell, Role
-from harness.profiles.scenarios import ADAPTED, is_chat
+from harness.profiles.scenarios import is_chat
 from harness.prompts.messages import Messages, messages_of
 from harness.scenarios.base import ORDER_S, Script, Send, Stage
 from harness.util import clock
@@ -257,9 +257,10 @@ class Player:
         if send.adapter:
             model = {"model": salts[send.group] if send.loads else send.adapter}
             return {**model, **({"cache_salt": None} if send.unsalted else {})}
-        if send.feature is None or send.feature in ADAPTED:
+        feature = send.feature
+        if feature is None or feature == "first-adapter" or feature == "second-adapter":
             return {}
-        return feature_fields(send.feature, send.prompt.expected or (), self._session.client("single").text_of)
+        return feature_fields(feature, send.prompt.expected or (), self._session.client("single").text_of)
 
     def _one(
         self, send: Send, salts: dict[str, str], inner: list[tuple[Send, SentRequest]]

@@ -57,7 +57,8 @@ def shipped_target(root: Path) -> Target:
     target = Target()
     weights = load_file(str(root / "target" / "model.safetensors"))
     target.load_state_dict({n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")})
-    return target.requires_grad_(False)
+    target.requires_grad_(False)
+    return target
 
 
 def _adapted(target: Target, rank: int) -> dict[str, LowRank]:

@@ -541,7 +541,7 @@ def _first_head(runner: Any, drafter: bool, heads: int) -> int:
     if ranks == 1:
         return 0
     config = runner.vllm_config.speculative_config.draft_model_config if drafter else runner.vllm_config.model_config
-    copies = max(1, heads * ranks // config.get_total_num_kv_heads())
+    copies = max(1, heads * ranks // int(config.get_total_num_kv_heads()))
     return rank // copies * heads
 
 

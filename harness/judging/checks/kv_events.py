@@ -134,7 +134,9 @@ def _replayed(
     several = cell.record.recurrent
     pool = engine.kv_blocks - 1 if engine is not None and engine.kv_blocks is not None and not several else None
     cache = ToldCache(pool)
-    waiting, missed, wrong = list(asked), [], []
+    waiting = list(asked)
+    missed: list[tuple[Observation, str]] = []
+    wrong: list[_Told] = []
     expected = 0
     for message in events.messages:
         while waiting and waiting[0].started_at < message.at:
