@@ -33,7 +33,10 @@ class ToldCache:
         self._pool = pool
         """Blocks that it can hold; None where that is not known, or a block may have several hashes."""
         self._held: Counter[tuple[int, str]] = Counter()
-        """By group and hash: several blocks may have one."""
+        """By group and hash: several blocks may have one. Versions that tell of the removal of the last alone (vllm
+        #55092) leave some here, so that a hit is not held against it."""
+        self._told: set[tuple[int, str]] = set()
+        """Those of which no removal was told since, of any copy."""
         self._known: dict[tuple[int, str], tuple[str | None, tuple[int, ...], str | None]] = {}
         """Parent, tokens and adapter of each hash that was told."""
 
@@ -41,8 +44,10 @@ class ToldCache:
         """Take in an event; yield what is wrong with it."""
         if event.kind == "cleared":
             self._held.clear()
+            self._told.clear()
         elif event.kind == "removed":
             for one in event.hashes:
+                self._told.discard((event.group, one))
                 if not self._held[event.group, one]:
                     yield f"it takes out block {one}, which it has not told of, or not since it took it out before"
                 else:
@@ -66,8 +71,9 @@ class ToldCache:
             if known != (parent, tokens, event.adapter):
                 yield f"it gives block {one} to other tokens than before"
             self._held[event.group, one] += 1
+            self._told.add((event.group, one))
             parent = one
-        if self._pool is not None and (held := self._held.total()) > self._pool:
+        if self._pool is not None and (held := len(self._told)) > self._pool:
             yield f"by what it tells it holds {held} blocks, and its pool has {self._pool}: removals were not told"
 
     def holds(self, tokens: tuple[int, ...], adapter: bool) -> bool:

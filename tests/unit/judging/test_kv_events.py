@@ -36,6 +36,10 @@ def wrong(*events: KVEvent, pool: int | None = 8) -> list[str]:
     return [words for event in events for words in cache.take(event)]
 
 
+def test_a_version_that_tells_of_the_last_copy_alone_is_right_too():
+    assert wrong(*(event for _ in range(9) for event in (stored("h0"), stored("h0"), removed("h0"))), pool=1) == []
+
+
 def test_what_is_right_is_not_found_fault_with():
     twice = [*WHOLE, *WHOLE, removed("h2"), removed("h2"), removed("h0", "h1"), CLEARED, *WHOLE]
     assert wrong(*twice) == []
@@ -50,7 +54,10 @@ def test_what_is_right_is_not_found_fault_with():
         ([stored("h0", "h1", tokens=TOKENS[:SIZE])], "2 blocks of 32 tokens with 32 tokens"),
         ([*WHOLE, stored("h0", tokens=TOKENS[1 : SIZE + 1])], "gives block h0 to other tokens than before"),
         ([*WHOLE, stored("h0", adapter="a")], "gives block h0 to other tokens than before"),
-        ([*WHOLE, *WHOLE, *WHOLE], "holds 9 blocks, and its pool has 8"),
+        (
+            [*WHOLE, *(stored(f"h{n}", tokens=TOKENS[:SIZE]) for n in range(10, 16))],
+            "holds 9 blocks, and its pool has 8",
+        ),
     ],
 )
 def test_what_cannot_be_so_is_found(events, words):
