@@ -15,6 +15,7 @@ from harness.util.strict import Strict
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of a LoRA adapter that says its rank."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAMES_CODE = re.compile(r"auto_map|.*module_path|.*_file")
 """Keys of a model's config whose values name code or files."""
 

@@ -13,7 +13,7 @@ from harness.errors import ProfileError
 from harness.profiles import remote_code
 from harness.profiles.availability import localise, models_of
 from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merged
-from harness.profiles.engine_config import ADAPTER_CONFIG
+from harness.profiles.engine_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
 from harness.util import json_io, yaml_io
@@ -238,10 +238,11 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
         except (ValueError, OSError) as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
     for name, folder in profile.engine.adapters.items():
-        if not (folder / ADAPTER_CONFIG).is_file():
+        # Without the second, vLLM looks for pickled weights.
+        if lost := [part for part in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / part).is_file()]:
             raise ProfileError(
-                f"profile {source}: engine.adapters: expected a LoRA adapter with {ADAPTER_CONFIG} at {folder} for "
-                f"{name}, found none; correct the path"
+                f"profile {source}: engine.adapters: expected a LoRA adapter with {lost[0]} at {folder} for {name}, "
+                "found none; correct the path"
             )
     tokenizer = described_in(profile.tokenizer if profile.tokenizer is not None else profile.target)
     if tokenizer is not None and not (tokenizer / "tokenizer_config.json").is_file():

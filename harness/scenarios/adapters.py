@@ -126,8 +126,10 @@ def _wrong(seen: Occurrence, o: Observation) -> Iterator[Gap]:
     if o.known_answer is not None and said != o.known_answer[: o.max_tokens]:
         words = f"expected the known answer of {o.adapter}, found another one, which begins with {(said or ())[:8]}"
         yield Gap(o, words, impossible=True)
-    target = next((x for x in seen.parts.values() if not x.adapter and x.final is not None), None)
-    # In a crowd the target may say what it should not.
-    without = target.known_answer or (target.final and target.final.output_ids) if target is not None else None
+    target = next((x for x in seen.parts.values() if not x.adapter), None)
+    without = target.known_answer if target is not None else None
+    if without is None and target is not None and target.final is not None:
+        # In a crowd the target may say what it should not, so that the known answer counts if there is one.
+        without = target.final.output_ids
     if without is None or said == without[: o.max_tokens]:
         yield Gap(o, f"{o.adapter} changed nothing in the plain engine's answer")

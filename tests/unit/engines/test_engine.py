@@ -357,5 +357,11 @@ def test_engines_serve_the_adapters_of_the_profile():
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path):
+    """Nor one with pickled weights, which may run code."""
+    source = extending(tmp_path, engine={"adapters": {"mine": str(tmp_path)}})
     with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_config"):
-        load_profile(extending(tmp_path, engine={"adapters": {"mine": str(tmp_path)}}))
+        load_profile(source)
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    (tmp_path / "adapter_model.bin").write_text("pickled")
+    with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_model"):
+        load_profile(source)
