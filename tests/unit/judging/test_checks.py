@@ -49,6 +49,7 @@ def test_flawless_run_passes_every_check():
         "kv-handed-over",
         "kv-computed",
         "kv-kept",
+        "kv-events",
         "streamed",
         "cached-tokens",
         "same-answer",
