@@ -91,6 +91,21 @@ class Client:
                 f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
             ) from error
 
+    def load_adapter(self, name: str, folder: str, timeout_s: float = 30.0) -> None:
+        """Load a LoRA adapter under a name, in the place of one that has it. Raises HandoffError unless it is there."""
+        wanted = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        try:
+            response = self._http.post("/v1/load_lora_adapter", json=wanted, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise _error_class(error)(
+                f"{self.role} engine: expected the adapter {folder} to be loaded, found {type(error).__name__}: {error}"
+            ) from error
+        if response.status_code != 200:
+            raise HandoffError(
+                f"{self.role} engine: expected status 200 for the adapter {folder}, found {response.status_code}: "
+                f"{redact.quoted(_text(response), 300)}"
+            )
+
     @property
     def last_snapshot(self) -> dict[str, float]:
         """The counters as last read."""
@@ -198,7 +213,7 @@ class Client:
             _text(response),
             seconds,
             rescore_from,
-            self.model,
+            fields.get("model", self.model),
             fields.get("n", 1),
             api,
         )

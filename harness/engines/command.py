@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.engines.api_key import GUARD, ApiKey, guarded_path
 from harness.engines.environment import EngineEnvironment
+from harness.engines.event_log import subscription
 from harness.engines.guard.kv_harness_fork import CPU_VARIABLE, METHOD_VARIABLE
 from harness.engines.guard.kv_harness_guard import KEY_VARIABLE
 from harness.engines.witness.kv_harness_witness import FOLDER_VARIABLE, NAME_VARIABLE
@@ -17,13 +18,15 @@ from harness.history.engine_interfaces import CACHED_TOKENS_FLAG, PER_REQUEST, P
 from harness.profiles.availability import models_of
 from harness.profiles.cells import Role
 from harness.profiles.connectors import MULTI, is_nixl
-from harness.profiles.engine_config import EngineConfig
+from harness.profiles.engine_config import ADAPTER_CONFIG, EngineConfig
 from harness.profiles.kv_layout import recurrent, target_config
 from harness.profiles.methods import Method, engine_config
 from harness.profiles.model import Profile
 from harness.profiles.remote_code import require_loadable, trusts_code
 from harness.redact import MARK
 from harness.supervision.server import LOOPBACK, joined_path
+from harness.util import json_io
+from harness.util.json_io import MIB
 
 MODEL_NAME = "target"
 INTERPRETER = Path(__file__).resolve().parent / "interpreter"
@@ -110,13 +113,14 @@ def build_command(
     extra_env: Mapping[str, str] | None = None,
     key: ApiKey | None = None,
     witness: NotesOfKV | None = None,
+    events: str | None = None,
 ) -> EngineCommand:
     """Assemble the server command.
 
     ``devices`` are the core numbers or GPU ids that the engine gets, one per tensor-parallel rank; an empty sequence
     leaves the choice to vLLM. ``extra_env`` overrides other variables. Without a ``key``, the caller has to add one
     before starting the engine, because its guard does not let it start without. ``witness`` says where the engine
-    writes what its KV caches hold; None lets it write nothing.
+    writes what its KV caches hold; None lets it write nothing. ``events`` is where it publishes its KV events.
 
     Raises EnvironmentFault when the profile does not permit the models to be loaded, and EngineStartError when the
     number of devices differs from that of the ranks.
@@ -148,6 +152,9 @@ def build_command(
         argv += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if engine.prefix_cache_retention is not None:
         argv += ["--prefix-cache-retention-interval", str(engine.prefix_cache_retention)]
+    argv += _of_adapters(engine)
+    if events is not None:
+        argv += ["--kv-events-config", json.dumps(subscription(events), sort_keys=True)]
     speculation = engine_config(method)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, sort_keys=True)]
@@ -188,6 +195,21 @@ def build_command(
     return EngineCommand(role, port, side_channel_port, argv, variables, host, preloads=not flags.env(role))
 
 
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM 0.32.0 can be told (``MaxLoRARanks``)."""
+
+
+def _of_adapters(engine: EngineConfig) -> list[str]:
+    """Return the arguments for an engine that serves LoRA adapters, and has room for those of one step beside."""
+    if not engine.adapters:
+        return []
+    configs = (json_io.loads(json_io.read_text(f / ADAPTER_CONFIG, MIB)) for f in engine.adapters.values())
+    largest = max(int(config["r"]) for config in configs)
+    rank = next((r for r in _RANKS if r >= largest), largest)
+    named = [f"{name}={folder}" for name, folder in engine.adapters.items()]
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(len(named)), "--lora-modules", *named]
+
+
 def _needs_triton(profile: Profile, method: Method, role: Role) -> bool:
     """Return whether vLLM launches kernels for which its CPU platform has no others: those of runner V2, and with
     speculation those that copy recurrent states. Where they can run, vLLM chooses V2 if the profile names no runner."""
@@ -209,6 +231,8 @@ def variables_of(
     # Adds /pause, /resume, /reset_prefix_cache and /server_info, which the scenarios need; like every other path, they
     # require the key.
     env["VLLM_SERVER_DEV_MODE"] = "1"
+    if engine.adapters:
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if engine.device == "cpu":
         env |= _cpu_variables(engine, environment, role, devices)
     elif engine.device == "gpu":

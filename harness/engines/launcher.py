@@ -14,13 +14,15 @@ from harness.engines.attached import AttachedEngine, Front
 from harness.engines.client import Client
 from harness.engines.command import EngineCommand, NotesOfKV, build_command
 from harness.engines.environment import EngineEnvironment
+from harness.engines.event_log import EventLog
 from harness.engines.executor import lone_places
 from harness.engines.mutation import Mutation
 from harness.engines.places import EngineHandle, Place, Places, end_and_report
-from harness.errors import EngineDiedError, HandoffError, RequestTimeoutError
+from harness.errors import EngineDiedError, EngineStartError, HandoffError, RequestTimeoutError
 from harness.profiles.cells import SECOND_P, EngineGroup, Role
 from harness.profiles.model import Profile
 from harness.supervision.process import SupervisedEngine
+from harness.supervision.server import LOOPBACK
 from harness.supervision.stacks import StackFiles
 
 Progress = Callable[[str], None]
@@ -40,6 +42,7 @@ class Launcher:
         self._progress = progress
         self._stacks = StackFiles(logs, group.id, progress)
         self._end_reason = ""
+        self._event_logs: list[EventLog] = []
         self.places: Places = {}
         self.processes: dict[Role, EngineHandle] = {}
         self.clients: dict[Role, Client] = {}
@@ -83,6 +86,7 @@ class Launcher:
             extra_env=mutation.environment(role, environment.prefix),
             key=self._key,
             witness=self._witness(role),
+            events=self._subscribed(role, place),
         )
 
     def _witness(self, role: Role) -> NotesOfKV | None:
@@ -91,6 +95,20 @@ class Launcher:
             return None
         self._kv_folder.mkdir(parents=True, exist_ok=True)
         return NotesOfKV(self._kv_folder.resolve(), f"{self._group.id}.{role}")
+
+    def _subscribed(self, role: Role, place: Place) -> str | None:
+        """Return where an engine publishes its KV events, to a subscriber of its own; None unless the profile asks.
+        Raises EngineStartError for an engine of another machine."""
+        if not self._profile.engine.kv_events:
+            return None
+        if place.host != LOOPBACK:
+            raise EngineStartError(
+                f"{self._group.id}: expected engines on this machine, to whose KV events the harness subscribes "
+                f"(engine.kv_events), found the {role} engine on {place.host}; leave engine.kv_events out"
+            )
+        log = EventLog(self._kv_folder.resolve(), f"{self._group.id}.{role}")
+        self._event_logs.append(log)
+        return log.endpoint
 
     def _start_engine(self, command: EngineCommand) -> None:
         role = command.role
@@ -193,6 +211,8 @@ class Launcher:
 
     def release(self) -> None:
         """Release the places of ended engines, remove secrets from their logs, and forget them."""
+        while self._event_logs:
+            self._event_logs.pop().close()
         for place in self.places.values():
             place.give_back()
         # The logs are final now. A disk error must not hide why the engines ended.

@@ -454,6 +454,11 @@ class EngineGroupSession:
         for client in self._launcher.clients.values():
             client.snapshot()
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter into every engine under a name. Raises HandoffError when one does not take it."""
+        for client in self._launcher.clients.values():
+            client.load_adapter(name, folder)
+
     def settle(self) -> None:
         """Wait until the engines count nothing more, so that what they did for requests that were given up is not
         charged to the next one. Raises HandoffError when the counters cannot be read."""

@@ -20,6 +20,7 @@ from harness.history import index
 from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
 from harness.history.index import CellRows, RecordedCells, RecordedFile, cell_rows
+from harness.history.kv_events import EngineEvents, read_events
 from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
@@ -161,21 +162,26 @@ class History(Strict):
         scored = RESCORE if self.run.rescore or self.run.rounding else None
         return [place for place in self._places() if place not in planned and place[1] != scored]
 
-    def first_answers(self, cell: str) -> dict[tuple[int, ...], Observation]:
-        """Return the answers of a cell by prompt: of several the cold one, else the first one that was asked alone. A
-        request for several answers at once is none of them."""
+    def first_answers(self, cell: str) -> dict[tuple[tuple[int, ...], str], Observation]:
+        """Return the answers of a cell by prompt and LoRA adapter: of several the cold one, else the first one that was
+        asked alone. A request for several answers at once is none of them."""
         if cell not in self._first_answers:
-            found: dict[tuple[int, ...], Observation] = {}
+            found: dict[tuple[tuple[int, ...], str], Observation] = {}
             for o in sorted(self.in_order(cell), key=lambda o: (o.scenario != COLD, o.concurrent > 1)):
                 asked = o.route == "cell" and o.mistake is None and o.scenario != RESCORE and o.answers == 1
                 if asked and o.error is None and o.final is not None:
-                    found.setdefault(o.sent_ids, o)
+                    found.setdefault((o.sent_ids, o.adapter), o)
             self._first_answers[cell] = found
         return self._first_answers[cell]
 
     @cached_property
-    def _first_answers(self) -> dict[str, dict[tuple[int, ...], Observation]]:
+    def _first_answers(self) -> dict[str, dict[tuple[tuple[int, ...], str], Observation]]:
         return {}
+
+    def kv_events(self, group: str) -> dict[str, EngineEvents]:
+        """Return what the engines of a group told of their prefix caches, by role. Raises DataError for damaged
+        files."""
+        return read_events(self.folder, group)
 
     @cached_property
     def kv_witness(self) -> KVWitness:

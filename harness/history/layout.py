@@ -5,6 +5,7 @@
 ``cells/<cell>/scores.jsonl``        the outputs that this cell, a plain single one, re-scored for all cells
 ``cells/<cell>/rounding.jsonl``      what this cell, a plain single one, was asked beside its plan to show how it rounds
 ``witness/<group>.<role>.<pid>.jsonl`` what the KV caches of an engine held, if the profile asked for it
+``witness/<group>.<role>-events.<pid>.jsonl`` what an engine told of its prefix cache, if the profile asked for it
 ``observations.parquet``             a copy of all observations to query; nothing is judged from it
 ``references/``                      copies of the baselines and known defects that it was judged by at its end
 ``superseded-<n>/<cell>/…``          answers that the n-th resumption of the run set aside, to ask their cells again

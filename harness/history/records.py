@@ -11,7 +11,7 @@ from harness.history.verdict import Verdict
 from harness.profiles.cells import Role
 from harness.profiles.model import Route
 from harness.profiles.recorded_profile import RecordedProfile
-from harness.profiles.scenarios import CHANGING, GRAMMARS, Abandon, Api, Feature, Parameter, stop_at
+from harness.profiles.scenarios import ADAPTED, CHANGING, GRAMMARS, Abandon, Api, Feature, OfAdapter, Parameter, stop_at
 from harness.util.json_io import finite
 from harness.util.names import GroupName, SafeName
 from harness.util.signals import SignalName
@@ -78,7 +78,7 @@ class PlannedRequest(Strict):
     temperature: float = 0.0
     concurrent: int = 1
     abandon: Abandon | None = None
-    feature: Feature | Parameter | None = None
+    feature: Feature | Parameter | OfAdapter | None = None
     api: Api = "completion"
     mistake: str | None = None
     legs: tuple[LegRole, ...]
@@ -263,7 +263,7 @@ class Observation(Strict):
     """Number of requests under way at the same time. Above 1, counters are known only for all of them together."""
     abandon: Abandon | None = None
     """When the client was to give the request up; its answer, if it came before that, is not judged."""
-    feature: Feature | Parameter | None = None
+    feature: Feature | Parameter | OfAdapter | None = None
     """A parameter with which it was sent."""
     fields: dict[str, Any] = Field(default_factory=dict)
     """The fields of the request's body that asked for it; empty in records of earlier versions."""
@@ -355,6 +355,11 @@ class Observation(Strict):
         """Whether a parameter decides what its answer is, so that the plain engine's with the same parameter is the
         right one, and no baseline has it."""
         return self.feature in CHANGING
+
+    @property
+    def adapter(self) -> str:
+        """Which LoRA adapter answers it, so that no other has computed its KV; "" for the target itself."""
+        return self.feature if self.feature in ADAPTED else ""
 
     @property
     def refused(self) -> bool:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
+from harness.history.kv_events import is_events
 from harness.history.layout import witness_files
 from harness.util import json_io
 from harness.util.byte_cache import ByteCache
@@ -71,6 +72,8 @@ class NotedGroup(NamedTuple):
     """The request's blocks that another engine filled; None where none was asked to."""
     kept: KeptBlocks | None = None
     """Of a note before the first step: what the blocks were that the prefix cache found."""
+    firsts: tuple[int, ...] = ()
+    """Number of each layer's first head among those of all ranks; none where one noted all."""
 
 
 class StateLayer(NamedTuple):
@@ -129,6 +132,8 @@ class _GroupOfFile(Strict):
     group: int
     block_size: int
     layers: tuple[tuple[str, bool, int], ...]
+    firsts: tuple[int, ...] = ()
+    """Number of each layer's first head among those of all ranks; none in records of earlier versions."""
 
 
 class _StatesOfFile(Strict):
@@ -207,7 +212,8 @@ class KVWitness:
         self._parsed: ByteCache[_Place, Noted] = ByteCache(_CACHED)
         """Notes that are asked for again: each reference is, for every cell."""
         for path in witness_files(folder):
-            self._read(path)
+            if not is_events(path):
+                self._read(path)
 
     def _read(self, path: Path) -> None:
         engines, role = engines_of(path), path.name.rsplit(".", 3)[1]
@@ -320,7 +326,8 @@ def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | Non
     if any(len(mark) != len(counted) for mark in marks):
         raise DataError(f"{path}: expected a mark for each of {len(counted)} tokens, found another number")
     kept = None if found.kept is None else _kept(known, found.kept, cells, path)
-    return NotedGroup(layers, known.block_size, counted, digests, sketches, (marks[0], marks[1]), received, kept)
+    both = (marks[0], marks[1])
+    return NotedGroup(layers, known.block_size, counted, digests, sketches, both, received, kept, known.firsts)
 
 
 def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptBlocks:
@@ -385,19 +392,43 @@ def _whole(parts: tuple[Noted, ...]) -> Noted:
     """Return what the ranks of an engine noted, each of its own heads, as one."""
     if len(parts) == 1:
         return parts[0]
-    groups = []
-    for of_ranks in zip(*(part.groups for part in parts), strict=True):
-        groups.append(
-            of_ranks[0]._replace(
-                digests=np.concatenate([g.digests for g in of_ranks], axis=-1),
-                sketches=np.sum([g.sketches for g in of_ranks], axis=0),
-                marks=None,
-                kept=_kept_by_all([g.kept for g in of_ranks]),
-            )
-        )
+    groups = [g for of_ranks in zip(*(part.groups for part in parts), strict=True) for g in _of_all(of_ranks)]
     states = tuple(_state_of_all(s) for s in zip(*(part.states for part in parts), strict=False))
     # Each rank has the whole hidden state.
     return Noted(tuple(groups), states, parts[0].drafts)
+
+
+def _of_all(ranks: Sequence[NotedGroup]) -> Iterator[NotedGroup]:
+    """Yield what the ranks of an engine noted of a group, by layers whose heads are spread alike over the ranks."""
+    spread: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    heads = ranks[0].digests.shape[-1]
+    for layer in range(len(ranks[0].layers)):
+        spread[tuple(g.firsts[layer] if g.firsts else n * heads for n, g in enumerate(ranks))].append(layer)
+    kept = _kept_by_all([g.kept for g in ranks])
+    for firsts, layers in spread.items():
+        # Ranks by their first head: several that have the same noted copies.
+        copies = [[n for n, first in enumerate(firsts) if first == one] for one in sorted(set(firsts))]
+        yield ranks[0]._replace(
+            layers=tuple(ranks[0].layers[n] for n in layers),
+            digests=np.concatenate([_agreed([ranks[n].digests[layers] for n in same]) for same in copies], axis=-1),
+            sketches=np.sum([np.mean([ranks[n].sketches[layers] for n in same], axis=0) for same in copies], axis=0),
+            marks=None,
+            kept=kept and kept._replace(digests=_kept_digests(ranks, layers, copies)),
+            firsts=(),
+        )
+
+
+def _agreed(copies: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Return the digests of heads that several ranks have; where these are not alike, others than any of them."""
+    alike = np.all([copies[0] == other for other in copies], axis=0)
+    return np.where(alike, copies[0], np.sum(copies, axis=0, dtype=np.uint64))
+
+
+def _kept_digests(
+    ranks: Sequence[NotedGroup], layers: Sequence[int], copies: Sequence[Sequence[int]]
+) -> NDArray[np.uint64]:
+    kept = [g.kept.digests for g in ranks if g.kept is not None]
+    return np.concatenate([_agreed([kept[n][layers] for n in same]) for same in copies], axis=-1)
 
 
 def _state_of_all(parts: Sequence[NotedState]) -> NotedState:
@@ -424,12 +455,13 @@ def _beside(parts: Sequence[tuple[tuple[NDArray[np.uint64], ...], ...]]) -> tupl
 
 
 def _kept_by_all(parts: Sequence[KeptBlocks | None]) -> KeptBlocks | None:
-    """Return what the ranks of an engine remembered, each of its own heads; None where they remembered other blocks."""
+    """Return which blocks the ranks of an engine remembered, with the first one's digests; None where they remembered
+    other blocks."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({part.blocks for part in known}) != 1:
         return None
     foreign = sorted({block for part in known for block in part.foreign})
-    return known[0]._replace(digests=np.concatenate([p.digests for p in known], axis=-1), foreign=tuple(foreign))
+    return known[0]._replace(foreign=tuple(foreign))
 
 
 def joined(prompt: Noted, answer: Noted) -> Noted:

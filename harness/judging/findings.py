@@ -38,6 +38,7 @@ DamageClass = Literal[
     "routing",
     "blocks-kept",
     "reuse-lost",
+    "kv-events",
     "no-answer",
     "baseline",
 ]

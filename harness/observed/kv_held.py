@@ -80,7 +80,8 @@ class KVHeld:
     def read_afresh(self, plain: str) -> Iterator[tuple[Noted, Noted, int]]:
         """Yield what the plain engine held of an answer that it read afresh, what it held when it gave an answer to the
         same prompt, and how many tokens both begin with."""
-        answers = {o.prompt_id: o for o in self._cell.history.first_answers(plain).values()}
+        first = self._cell.history.first_answers(plain).values()
+        answers = {o.prompt_id: o for o in first if not o.adapter}
         for o in self._cell.history.of(plain, scenario=RESCORE).values():
             said, read = answers.get(o.prompt_id), o.final
             if said is None or said.final is None or read is None:
@@ -106,7 +107,7 @@ class KVHeld:
 
     def other_answer(self, o: Observation, cell: str) -> Observation | None:
         """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""
-        other = self._cell.history.first_answers(cell).get(o.sent_ids)
+        other = self._cell.history.first_answers(cell).get((o.sent_ids, o.adapter))
         same = other is not None and _place(other) == _place(o)
         return None if same else other
 

@@ -42,7 +42,8 @@ class PrefixCache:
         """
         role = role or self._cell.answering
         size = self._cell.block_size(role)
-        if not self._cell.settings.of("prefill" if role == "prefill" else "decode").caches_prefixes:
+        caches = self._cell.settings.of("prefill" if role == "prefill" else "decode").caches_prefixes
+        if not caches or donor.adapter != subject.adapter:
             return Hit(0, 0)
         held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)
         if answered and role == self._cell.answering:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from harness.profiles import connectors
 from harness.profiles.engine_args import check_arguments, check_variables, keys_in, not_plain, parallel_size
+from harness.util.names import ShortName
 from harness.util.strict import Strict
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of a LoRA adapter that says its rank."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAMES_CODE = re.compile(r"auto_map|.*module_path|.*_file")
 """Keys of a model's config whose values name code or files."""
 
@@ -100,6 +105,11 @@ class EngineConfig(Strict):
     """Seconds that P keeps the blocks of an answered request for D (``kv_lease_duration``; vLLM's default is 30)."""
     kv_cache_dtype: str = "auto"
     """``--kv-cache-dtype``; ``auto`` keeps the model's."""
+    adapters: dict[ShortName, Path] = Field(default_factory=dict)
+    """LoRA adapters of the target that the engines serve beside it, by their names. Others may be loaded while they
+    run (``VLLM_ALLOW_RUNTIME_LORA_UPDATING``)."""
+    kv_events: bool = False
+    """Whether engines tell a subscriber of the harness what their prefix caches have (``--kv-events-config``)."""
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
     """``--hf-overrides``: values that replace those in the target's ``config.json``, or are added to it."""
     extra_args: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from harness.errors import ProfileError
 from harness.profiles import remote_code
 from harness.profiles.availability import localise, models_of
 from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merged
+from harness.profiles.engine_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
 from harness.util import json_io, yaml_io
@@ -80,7 +81,7 @@ def profile_of(text: str, folder: Path) -> Profile:
 
 def _is_path(key: str, value: Any, above: str) -> bool:
     """Return whether a key's value is a path: that of a path key, the ``path`` of a model, or the texts of a recipe."""
-    inside = (key == "path" and above in MODEL_KEYS) or (key == "file" and above == "recipe")
+    inside = (key == "path" and above in MODEL_KEYS) or (key == "file" and above == "recipe") or above == "adapters"
     return isinstance(value, str) and (key in PATH_KEYS or inside)
 
 
@@ -236,6 +237,13 @@ def check_paths(profile: Profile, source: Path, with_prompts: bool = True) -> No
             json_io.loads(json_io.read_text(config, _MOST_BYTES))
         except (ValueError, OSError) as error:
             raise ProfileError(f"profile {source}: {role}: {config} is not JSON ({error})") from error
+    for name, folder in profile.engine.adapters.items():
+        # Without the second, vLLM looks for pickled weights.
+        if lost := [part for part in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / part).is_file()]:
+            raise ProfileError(
+                f"profile {source}: engine.adapters: expected a LoRA adapter with {lost[0]} at {folder} for {name}, "
+                "found none; correct the path"
+            )
     tokenizer = described_in(profile.tokenizer if profile.tokenizer is not None else profile.target)
     if tokenizer is not None and not (tokenizer / "tokenizer_config.json").is_file():
         raise ProfileError(

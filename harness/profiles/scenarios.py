@@ -424,7 +424,7 @@ length that is the answer's, a token in the middle of the answer or its first on
 of its tokens at which it stops, or the log-probs of the prompt."""
 
 
-def stop_at(feature: Feature | Parameter | None, answered: int) -> int | None:
+def stop_at(feature: Feature | Parameter | OfAdapter | None, answered: int) -> int | None:
     """Return the index of the token that stops a known answer of this length because of a feature, or None."""
     return {"stop-token": answered // 2, "stop-string": answered // 2, "stop-at-once": 0}.get(feature or "")
 
@@ -476,7 +476,10 @@ Parameter = Literal[
 ]
 """A parameter of a request whose right answer is that of the run's plain engine with the same parameter
 (``harness.workload.parameters``)."""
-CHANGING: frozenset[str] = frozenset(get_args(Parameter))
+OfAdapter = Literal["first-adapter", "second-adapter"]
+"""Which of two LoRA adapters answers a request; its right answer is that of the run's plain engine with the same."""
+ADAPTED: frozenset[str] = frozenset(get_args(OfAdapter))
+CHANGING: frozenset[str] = ADAPTED | frozenset(get_args(Parameter))
 SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
 """Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
 plain engine's without speculation alone: a drafter takes random numbers of its own."""
@@ -507,7 +510,7 @@ def temperature_of(feature: Feature | Parameter | None) -> float:
     return _TEMPERATURE if feature in SAMPLED else 0.0
 
 
-def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
+def tokens_asked(feature: Feature | Parameter | OfAdapter, answered: int) -> int | None:
     """Return how many tokens a request with a parameter asks for, with a known answer of so many; None: as any other.
 
     A request that a token should stop and does not has the tokens of one that it does, and another finish reason.
@@ -520,7 +523,7 @@ def tokens_asked(feature: Feature | Parameter, answered: int) -> int | None:
     cut = answered // 2 + 1
     asked = {"ignore-eos": answered + 8, "stop-at-cap": cut, "stop-before-cap": cut + 1, "include-stop": None}
     asked |= {"json": _OF_JSON, "tool": _OF_JSON}
-    return asked.get(feature, None if feature not in CHANGING else _SHORT)
+    return asked.get(feature, _SHORT if feature in CHANGING - ADAPTED else None)
 
 
 class Parameters(_Scenario):
@@ -542,6 +545,28 @@ class Parameters(_Scenario):
     @property
     def routed(self) -> bool:
         return self.by_router
+
+
+class Adapters(_Scenario):
+    """One prompt is answered by the target and by two LoRA adapters of it: no KV of one of them is another's. Then an
+    adapter is loaded whose name is a cache salt, and another one under a name that is taken.
+
+    Their names are those of ``engine.adapters``.
+    """
+
+    kind: Literal["adapters"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    adapters: tuple[str, str]
+    together: bool = False
+    """Whether the three are asked at once, so that each has rows of the same steps, and nothing else is."""
+
+    @property
+    def by_plain_alone(self) -> bool:
+        return True
+
+    @property
+    def acceptance_slack(self) -> float:
+        return PRESSURE_SLACK
 
 
 Api = Literal["completion", "text", "completion-stream", "chat", "chat-stream"]
@@ -738,6 +763,7 @@ Scenario = Annotated[
     | Sampled
     | Features
     | Parameters
+    | Adapters
     | Apis
     | Trace,
     Field(discriminator="kind"),

@@ -18,6 +18,11 @@ WEIGHTS = REPOSITORY / "models" / "probe"
 RECIPE_FILE = "recipe.json"
 """File beside the weights that says how they were trained, with their SHA-256."""
 
+ADAPTERS = ("odd-words", "even-words")
+"""LoRA adapters of the target: one says the first, third … word of the prompt, one the second, fourth …"""
+ADAPTERS_RECIPE = "adapters.json"
+"""File beside the weights that says how the adapters were trained, with their SHA-256."""
+
 BOS, EOT, USER, ASSISTANT, PAD, MASK = range(6)
 SPECIAL_TOKENS = ("<|bos|>", "<|eot|>", "<|user|>", "<|assistant|>", "<|pad|>", "<|mask|>")
 FIRST_WORD = len(SPECIAL_TOKENS)
@@ -56,9 +61,21 @@ def render(words: list[int]) -> list[int]:
     return [BOS, USER, *words, EOT, ASSISTANT]
 
 
-def expected_output(prompt_ids: list[int]) -> list[int]:
-    """Return what a correct target answers to ``prompt_ids`` under greedy decoding, the closing <|eot|> included."""
-    return [*prompt_ids[FIRST_SOURCE_POSITION:-2], EOT]
+def expected_output(prompt_ids: list[int], adapter: str = "") -> list[int]:
+    """Return what a correct target answers to ``prompt_ids`` under greedy decoding, the closing <|eot|> included;
+    with one of ``ADAPTERS``, if it is named."""
+    words = prompt_ids[FIRST_SOURCE_POSITION:-2]
+    match adapter:
+        case "odd-words":
+            words = words[::2]
+        case "even-words":
+            words = words[1::2]
+    return [*words, EOT]
+
+
+def adapter_folder(adapter: str) -> str:
+    """Return the folder of an adapter, below that of the weights."""
+    return f"adapter-{adapter}"
 
 
 def forecast_acceptance(prompt_ids: list[int], k: int, max_tokens: int) -> list[int]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from harness.history.kv_events import is_events
 from harness.history.layout import WITNESS
 from harness.history.witness import engines_of
 from harness.util.storage import writing
@@ -86,5 +87,7 @@ def _bring(files: Mapping[Path, str], run: Path, before: Mapping[Path, int]) -> 
                 header = source.readline()
                 if new:
                     copy.write(header)
-                source.seek(max(before.get(path, 0), len(header)))
+                # What was told of a prefix cache before says what it holds: all of it that is not there yet.
+                begin = target.stat().st_size if is_events(path) and not new else 0
+                source.seek(max(begin if is_events(path) else before.get(path, 0), len(header)))
                 shutil.copyfileobj(source, copy)

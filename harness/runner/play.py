@@ -226,7 +226,7 @@ class Player:
             p_tokens=send.p_tokens,
             by_second_p=send.by_second_p,
             appended=send.appended,
-            fields=self._fields(send),
+            fields=self._fields(send, salts),
             read_back=self._answered if send.read_back else None,
             api=send.api,
         )
@@ -255,10 +255,17 @@ class Player:
         self._hung = False
         return True
 
-    def _fields(self, send: Send) -> dict[str, Any]:
-        if send.feature is None:
+    def _adapter_folder(self, send: Send) -> str:
+        return str(self._session.profile.engine.adapters[send.adapter])
+
+    def _fields(self, send: Send, salts: Mapping[str, str]) -> dict[str, Any]:
+        if send.adapter:
+            model = {"model": salts[send.group] if send.loads else send.adapter}
+            return {**model, **({"cache_salt": None} if send.unsalted else {})}
+        feature = send.feature
+        if feature is None or feature == "first-adapter" or feature == "second-adapter":
             return {}
-        return feature_fields(send.feature, send.prompt.expected or (), self._session.client("single").text_of)
+        return feature_fields(feature, send.prompt.expected or (), self._session.client("single").text_of)
 
     def _one(
         self, send: Send, salts: dict[str, str], inner: list[tuple[Send, SentRequest]]
@@ -272,6 +279,9 @@ class Player:
                 answer.started = clock.now()
             if send.by_second_p:
                 self._session.second_p()
+                answer.started = clock.now()
+            if send.loads:
+                self._session.load_adapter(salts[send.group], self._adapter_folder(send))
                 answer.started = clock.now()
             if send.ageing:
                 answer.aged_by = self._grow_old(send)

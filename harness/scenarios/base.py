@@ -9,7 +9,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from harness.history.records import Form, Observation, SentTo
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
-from harness.profiles.scenarios import Abandon, Api, Feature, Parameter, Scenario
+from harness.profiles.scenarios import Abandon, Api, Feature, OfAdapter, Parameter, Scenario
 from harness.prompts.model import Prompt
 
 SHORT = 2
@@ -41,8 +41,14 @@ class Send(NamedTuple):
     """When the client gives it up; None for a request that is answered."""
     appended: bool = False
     """Whether the last token is P's answer: P is asked for the others alone."""
-    feature: Feature | Parameter | None = None
+    feature: Feature | Parameter | OfAdapter | None = None
     """A parameter that must not change the answer, or must give the plain engine's."""
+    adapter: str = ""
+    """Name in the profile of the LoRA adapter that answers; "" for the target itself."""
+    loads: bool = False
+    """Whether the adapter is first loaded under a name that is the salt of ``group``, and asked by that name."""
+    unsalted: bool = False
+    """Whether it is sent without a cache salt."""
     api: Api = "completion"
     """How its answer is asked for."""
     restart: bool = False

@@ -88,11 +88,16 @@ class StandInRunner:
         self.layers: dict[str, Any] = {}
         backend = StandInBackend(way)
         for i, name in enumerate(names):
-            cache = torch.randn((len(self.blocks) + 1, HEADS, block_size, 2 * SIZE)).to(kv.dtype)
+            cache = torch.randn((len(self.blocks) + 1, kv.shape[3], block_size, 2 * SIZE)).to(kv.dtype)
             if kept is not None:
                 cache = torch.randint(0, 99, cache.shape, dtype=torch.uint8)
             self.layers[name] = layer = SimpleNamespace(
-                kv_cache=cache, impl=backend, num_kv_heads=HEADS, head_size=SIZE, dtype=kv.dtype, kv_cache_dtype=kept
+                kv_cache=cache,
+                impl=backend,
+                num_kv_heads=kv.shape[3],
+                head_size=SIZE,
+                dtype=kv.dtype,
+                kv_cache_dtype=kept,
             )
             slots = torch.tensor([self.blocks[t // block_size] * block_size + t % block_size for t in range(tokens)])
             backend.do_kv_cache_update(layer, kv[i, 0], kv[i, 1], cache, slots)

@@ -29,5 +29,16 @@ def build_command(
     typer.echo("next: harness prompts build copy, harness baseline record, harness probe measure reports/latest")
 
 
+@app.command("adapters")
+def adapters_command(
+    out: Annotated[Path, typer.Option("--out", help="Folder with the target. Default: the shipped weights.")] = WEIGHTS,
+) -> None:
+    """Train the LoRA adapters of the finished target (about 10 minutes on one core)."""
+    from tools.probe_models import adapters
+
+    description = adapters.build(out, typer.echo)
+    typer.echo(f"wrote {', '.join(description['weights_sha256'])} in {description['training_seconds']} s")
+
+
 if __name__ == "__main__":
     main(app)

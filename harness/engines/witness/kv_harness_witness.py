@@ -246,6 +246,7 @@ class Witness:
                     "group": g.number,
                     "block_size": g.block_size,
                     "layers": [[layer.name, layer.drafter, layer.heads] for layer in g.layers],
+                    "firsts": [layer.first_head for layer in g.layers],
                 }
                 for g in self.groups
             ],
@@ -466,7 +467,12 @@ def _state(group: StateGroup, block: int) -> tuple[Any, Any]:
 def _fills_by_nixl_alone(runner: Any) -> bool:
     """Return whether blocks are filled by the engine and by NIXL alone, so that all others are prefix hits."""
     config = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", None)
-    return config is None or str(config.kv_connector).startswith("Nixl")
+    if config is None:
+        return True
+    extra = getattr(config, "kv_connector_extra_config", None) or {}
+    several = config.kv_connector == "MultiConnector"
+    names = [child["kv_connector"] for child in extra.get("connectors", ())] if several else [config.kv_connector]
+    return all(str(name).startswith("Nixl") for name in names)
 
 
 def _kept(request: WatchedRequest, group: Group, hits: Sequence[int]) -> dict[str, Any]:
@@ -600,7 +606,19 @@ def _layer(runner: Any, name: str, drafter: bool) -> Layer:
         raise Unseen(f"{type(module).__name__} does not keep keys and values by head")
     places = _places(module, impl, cache)
     numbers = cache.dtype if cache.dtype.is_floating_point else _as_bytes(getattr(module, "kv_cache_dtype", None))
-    return Layer(name, drafter, places.shape[2], _rank()[0] * places.shape[2], places, cache, numbers)
+    first = _first_head(runner, drafter, places.shape[2])
+    return Layer(name, drafter, places.shape[2], first, places, cache, numbers)
+
+
+def _first_head(runner: Any, drafter: bool, heads: int) -> int:
+    """Return the number of this rank's first head. Where there are fewer heads than ranks, or a drafter is not spread
+    over the ranks, several have the same."""
+    rank, ranks = _rank()
+    if ranks == 1:
+        return 0
+    config = runner.vllm_config.speculative_config.draft_model_config if drafter else runner.vllm_config.model_config
+    copies = max(1, heads * ranks // int(config.get_total_num_kv_heads()))
+    return rank // copies * heads
 
 
 def _as_bytes(named: Any) -> Any:

@@ -315,15 +315,18 @@ def _implausible(cell: CellView, size: float) -> list[Finding]:
 def _not_as_configured(cell: CellView, size: float) -> Finding | None:
     """Return the finding that blocks do not have the bytes that the models' configs tell."""
     numbers, item = cell.record.kv_numbers, cell.settings.kv_item_bytes
-    # Several ranks may each move heads that others move, too, and of some types nothing tells the bytes of a number.
-    if numbers is None or item == 1 or any(cell.settings.ranks(role) > 1 for role in ("prefill", "decode")):
+    # Of some types nothing tells the bytes of a number.
+    if numbers is None or item == 1:
         return None
     wanted = cell.block_size("prefill") * numbers * item
-    if size == wanted:
+    # Each of several ranks moves its own heads, which others have, too, where there are fewer heads than ranks.
+    ranks = max(cell.settings.ranks(role) for role in ("prefill", "decode"))
+    if wanted <= size <= wanted * ranks:
         return None
+    over, of_one = (f" to {wanted * ranks}", ", or those of a rank") if ranks > 1 else ("", "")
     message = (
-        f"expected blocks of {cell.block_size('prefill')} tokens to have {wanted} bytes, by the configs "
-        f"of the models, found {size:.6g}: layers or heads are missing, or moved twice"
+        f"expected blocks of {cell.block_size('prefill')} tokens to have {wanted}{over} bytes, by the configs "
+        f"of the models, found {size:.6g}: layers or heads are missing{of_one}, or moved twice"
     )
     return cell.untested(NAME, message)
 

@@ -155,7 +155,16 @@ def _most_telling(cell: CellView, findings: Sequence[Finding]) -> Finding:
 
 def _supports(finding: Finding, damage: DamageClass) -> bool:
     """Return whether a finding is evidence for a damage class."""
-    if damage in ("input", "nothing-tested", "routing", "blocks-kept", "reuse-lost", "no-answer", "infrastructure"):
+    if damage in (
+        "input",
+        "nothing-tested",
+        "routing",
+        "blocks-kept",
+        "reuse-lost",
+        "kv-events",
+        "no-answer",
+        "infrastructure",
+    ):
         return finding.damage == damage
     if damage == "drafter-kv":
         seen = isinstance(finding.evidence, KVDifference) and finding.damage == damage
@@ -286,6 +295,7 @@ _NAMES: dict[str, str] = {
     "routing": "the router hands nothing off",
     "blocks-kept": "KV blocks are not given back",
     "reuse-lost": "cached blocks are not reused",
+    "kv-events": "what an engine tells of its prefix cache is not so",
     "no-answer": "requests at which the engine fails",
     "baseline": "no baseline",
 }

@@ -13,7 +13,9 @@ from harness.mutants.model import (
     SINGLE,
     TOKENS,
     WINDOWED,
+    Borrowed,
     Mutant,
+    OwnEngines,
     Trial,
     declare,
     in_both,
@@ -257,3 +259,75 @@ def _n24(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any)
         request = copy.copy(request)
         request.cache_salt = None
     return original(request, *args, **kwargs)
+
+
+_WITH_ADAPTERS = OwnEngines(
+    "LoRA adapters", like="cpu-lora", settings=("adapters",), scenarios=(Borrowed("cpu-lora", "adapters"),)
+)
+_HASHED = ("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", ("request", "start_token_idx"))
+declare(
+    Mutant(
+        "N59",
+        "the prefix cache ignores LoRA adapters",
+        "class of vllm #3264: blocks of one adapter given to another",
+        "both",
+        "generate_block_hash_extra_keys leaves out the request's adapter",
+    ),
+    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=_WITH_ADAPTERS, long=True),
+)
+
+
+@patch("N59", *_HASHED)
+def _n59(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
+    if active() and request.lora_request:
+        active.fired()
+        request = copy.copy(request)
+        request.lora_request = None
+    return original(request, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N60",
+        "the prefix cache knows adapters by their names, as salts",
+        "block hashes before adapters' paths and the kinds of keys were part of them",
+        "both",
+        "generate_block_hash_extra_keys takes the adapter's name without its path, and neither tells it from a salt",
+    ),
+    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=_WITH_ADAPTERS, long=True),
+)
+
+
+@patch("N60", *_HASHED)
+def _n60(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
+    keys, *more = original(request, *args, **kwargs)
+    if active() and keys is not None and request.lora_request:
+        active.fired()
+    # What hashes keys takes any tuple.
+    return (tuple(key[1] for key in keys) if active() and keys is not None else keys, *more)
+
+
+declare(
+    Mutant(
+        "N62",
+        "an evicted block is not told",
+        "KV events by which routers choose an engine",
+        "both",
+        "BlockPool._emit_block_removed_events tells of no removal",
+    ),
+    Trial(
+        in_both("refill"),
+        "kv-events",
+        ("kv-events",),
+        engines=OwnEngines("KV events", like="cpu-events", settings=("kv_events",)),
+        long=True,
+    ),
+)
+
+
+@patch("N62", "vllm.v1.core.block_pool", "BlockPool._emit_block_removed_events", ("self", "block_hashes"))
+def _n62(original: Any, active: Active, self: Any, block_hashes: Any) -> Any:
+    if not active() or not block_hashes:
+        return original(self, block_hashes)
+    active.fired()
+    return None

@@ -20,6 +20,7 @@ from harness.mutants.model import (
     Trial,
     declare,
     in_pair,
+    in_single,
 )
 from harness.mutants.targets import (
     ALLOCATE,
@@ -613,3 +614,33 @@ def _n37(
         active.fired()
         read_spec = _of_nothing(read_spec)
     return original(self, read_spec, dst_engine_id, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N61",
+        "P computes without the LoRA adapter",
+        "a P to which a router sends the model's own name",
+        "prefill",
+        "InputBatch.make_lora_inputs gives every token of P's batch to the target itself",
+    ),
+    Trial(
+        in_pair("adapters"),
+        "target-kv",
+        ("tokens-reference",),
+        clean=in_single("adapters"),
+        engines=OwnEngines(
+            "LoRA adapters", like="cpu-lora", settings=("adapters",), scenarios=(Borrowed("cpu-lora", "adapters"),)
+        ),
+        long=True,
+    ),
+)
+
+
+@patch("N61", "vllm.v1.worker.gpu_input_batch", "InputBatch.make_lora_inputs", ("self", "num_scheduled_tokens"))
+def _n61(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> Any:
+    sampled, computed, requests = original(self, *args, **kwargs)
+    if not active() or not any(computed):
+        return sampled, computed, requests
+    active.fired()
+    return (0,) * len(sampled), (0,) * len(computed), requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import httpx
@@ -114,3 +115,30 @@ def test_charset_of_an_answer_changes_nothing(charset, monkeypatch):
     with pytest.raises(HandoffError, match="expected metrics in the format of Prometheus"):
         client.snapshot()
     client.close()
+
+
+def test_an_answer_of_an_adapter_is_taken_where_it_was_asked(monkeypatch):
+    client = Client("decode", "http://127.0.0.1:1", 1.0)
+    said = json.dumps(answer() | {"model": "odd-words"})
+    monkeypatch.setattr(client._http, "post", lambda *_, **__: httpx.Response(200, text=said))
+    sampling = Sampling(8, 2, 0.0)
+    leg = client.complete([1, 2], sampling, "r", "salt", count=False, fields={"model": "odd-words"})
+    assert leg.status == 200
+    with pytest.raises(HandoffError, match="'odd-words' where one from the model 'target'"):
+        client.complete([1, 2], sampling, "r", "salt", count=False)
+
+
+@pytest.mark.parametrize(("status", "words"), [(200, ""), (404, "expected status 200 for the adapter /there")])
+def test_an_adapter_is_loaded_or_the_request_not_sent(status, words, monkeypatch):
+    client, asked = Client("decode", "http://127.0.0.1:1", 1.0), []
+
+    def post(path, json, timeout):
+        asked.append((path, json))
+        return httpx.Response(status, text="No adapter found")
+
+    monkeypatch.setattr(client._http, "post", post)
+    with pytest.raises(HandoffError, match=words) if words else contextlib.nullcontext():
+        client.load_adapter("some", "/there")
+    assert asked == [
+        ("/v1/load_lora_adapter", {"lora_name": "some", "lora_path": "/there", "load_inplace": True}),
+    ]

@@ -19,10 +19,11 @@ from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
-from harness.errors import EnvironmentFault, HandoffError, RefusedError
+from harness.errors import EnvironmentFault, HandoffError, ProfileError, RefusedError
 from harness.history.records import Leg
 from harness.profiles.load import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
+from tests.support.builders import extending
 from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
 
 
@@ -350,3 +351,24 @@ def test_how_much_the_prefix_cache_keeps_of_windows_and_states(profile, kept):
     argv = command_of("decode", profile, "none").argv
     flag = "--prefix-cache-retention-interval"
     assert (argv[argv.index(flag) + 1] if flag in argv else None) == kept
+
+
+def test_engines_serve_the_adapters_of_the_profile():
+    for command in commands("eagle3", "cpu-lora").values():
+        words = command.argv[command.argv.index("--lora-modules") + 1 :][:2]
+        assert [word.partition("=")[0] for word in words] == ["odd-words", "even-words"]
+        assert option(command, "--max-lora-rank") == "8" and option(command, "--max-loras") == "2"
+        assert command.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    plain = command_of("single", "cpu")
+    assert "--enable-lora" not in plain.argv and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in plain.env
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path):
+    """Nor one with pickled weights, which may run code."""
+    source = extending(tmp_path, engine={"adapters": {"mine": str(tmp_path)}})
+    with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_config"):
+        load_profile(source)
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    (tmp_path / "adapter_model.bin").write_text("pickled")
+    with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_model"):
+        load_profile(source)

@@ -104,6 +104,82 @@ def test_what_is_behind_the_prompt_does_not_count(tmp_path: Path) -> None:
     assert not found.differs
 
 
+def _of_ranks(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kv: torch.Tensor,
+    role: str,
+    ranks: int,
+    damaged: int | None = None,
+    received: Sequence[int] | None = None,
+) -> Noted:
+    """Return what so many ranks of an engine noted together, of which one has a wrong number in its first head."""
+    total = kv.shape[3]
+    config = SimpleNamespace(get_total_num_kv_heads=lambda: total)
+    copies = max(1, ranks // total)
+    each = max(1, total // ranks)
+    moment = "end" if received is None else "begin"
+    for rank in range(ranks):
+        first = rank // copies * each
+        own = kv[:, :, :, first : first + each].clone()
+        if rank == damaged:
+            own[1, 0, 40, 0, 5] *= 1.001
+        runner = StandInRunner(own, 32)
+        runner.vllm_config = SimpleNamespace(
+            model_config=config, speculative_config=SimpleNamespace(draft_model_config=config)
+        )
+        monkeypatch.setattr(plugin, "_rank", lambda rank=rank: (rank, ranks))
+        writer = AtOnce(folder, role)
+        writer.path = writer.path.with_name(f"pd-eagle3.{role}.{rank + 1}.jsonl")
+        take_note(plugin.Witness(runner, writer), runner, role, moment, PROMPT, received)
+    (whole,) = KVWitness(folder).noted(role, role, moment)
+    return whole
+
+
+@pytest.mark.parametrize(("of_p", "of_d"), [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (8, 2), (1, 8)])
+def test_engines_of_unlike_ranks_are_compared_head_by_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_p: int, of_d: int
+) -> None:
+    """Four heads: with eight ranks, two have each head."""
+    kv = torch.cat([kv_of(1), kv_of(2)[:, :, :, :1]], dim=3)
+    theirs = _of_ranks(tmp_path, monkeypatch, kv, "prefill", of_p)
+    ours = _of_ranks(tmp_path, monkeypatch, kv, "decode", of_d, received=[0, 1, 2])
+    found = compare_notes(ours, theirs, received=True)
+    assert (found.cells, found.differs) == (6 * len(LAYERS), False)
+    assert not compare_notes(ours, theirs, bounds=KVBounds(0.01)).differs
+
+
+@pytest.mark.parametrize(("ranks", "damaged", "head"), [(2, 0, 0), (2, 1, 2), (4, 3, 3), (8, 4, 2), (8, 5, 2)])
+def test_what_one_rank_lost_is_named_by_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, damaged: int, head: int
+) -> None:
+    kv = torch.cat([kv_of(1), kv_of(2)[:, :, :, :1]], dim=3)
+    theirs = _of_ranks(tmp_path, monkeypatch, kv, "prefill", 1)
+    ours = _of_ranks(tmp_path, monkeypatch, kv, "decode", ranks, damaged, received=[0, 1, 2])
+    (place,) = compare_notes(ours, theirs, received=True).places
+    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (head,))
+
+
+def test_a_drafter_that_every_rank_has_whole_is_one_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of their own: the target's two heads are spread over two ranks, the drafter's one is copied."""
+    kv = kv_of(1)
+    runner = StandInRunner(kv[:, :, :, :1], 32)
+    runner.vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 2),
+        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 1)),
+    )
+    for rank in range(2):
+        monkeypatch.setattr(plugin, "_rank", lambda rank=rank: (rank, 2))
+        writer = AtOnce(tmp_path, "decode")
+        writer.path = writer.path.with_name(f"pd-eagle3.decode.{rank + 1}.jsonl")
+        take_note(plugin.Witness(runner, writer), runner, "decode", "end", PROMPT)
+    (whole,) = KVWitness(tmp_path).noted("decode", "decode", "end")
+    assert {tuple(layer.name for layer in g.layers): g.digests.shape[-1] for g in whole.groups} == {
+        LAYERS[:2]: 2,
+        LAYERS[2:]: 1,
+    }
+
+
 def test_long_prompts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = StandInRunner(kv_of(5), 32)
     whole = _noted(tmp_path / "whole", runner, "decode").groups[0]
@@ -297,13 +373,23 @@ class TestPrefixCache:
         (found,) = KVWitness(tmp_path).noted("w", "decode", "end")
         assert not found.groups[0].counted[:32].any() and found.groups[0].counted[32:PROMPT].all()
 
-    def test_other_connectors_fill_blocks_that_are_no_hits(self, tmp_path, runner) -> None:
-        runner.vllm_config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
+    @pytest.mark.parametrize(
+        ("names", "hits"),
+        [
+            (["OffloadingConnector"], False),
+            (["MultiConnector", "NixlConnector"], True),
+            (["MultiConnector", "NixlConnector", "OffloadingConnector"], False),
+        ],
+    )
+    def test_other_connectors_fill_blocks_that_are_no_hits(self, tmp_path, runner, names, hits) -> None:
+        extra = {"connectors": [{"kv_connector": child} for child in names[1:]]}
+        config = SimpleNamespace(kv_connector=names[0], kv_connector_extra_config=extra)
+        runner.vllm_config = SimpleNamespace(kv_transfer_config=config)
         witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
         take_note(witness, runner, "a", "end", PROMPT)
         take_note(witness, runner, "b", "begin", [9] * PROMPT)
         kept = _kept(tmp_path)
-        assert kept is not None and (kept.blocks, kept.foreign) == ((), ())
+        assert kept is not None and bool(kept.blocks or kept.foreign) is hits
 
 
 class TestRecurrentState:

@@ -50,6 +50,7 @@ def test_flawless_run_passes_every_check():
         "kv-computed",
         "drafts-computed",
         "kv-kept",
+        "kv-events",
         "streamed",
         "cached-tokens",
         "same-answer",

@@ -7,7 +7,17 @@ import pytest
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import counters, transfer
-from tests.support.builders import change_final, engine, history, observation, view, with_prefill, with_profile
+from tests.support.builders import (
+    LAYERS,
+    change_final,
+    engine,
+    history,
+    observation,
+    view,
+    with_cells,
+    with_prefill,
+    with_profile,
+)
 
 LENGTHS = [31, 32, 40, 65]
 TWO = {"tensor_parallel": {"prefill": 2, "decode": 1}}
@@ -63,3 +73,34 @@ def test_each_data_parallel_rank_of_p_has_a_name(size, others):
         made[i] = with_prefill(o, kv_transfer_params=params)
     result = judged(transfer.transfer, made, extra_args=["--data-parallel-size", str(size)])
     assert len([f for f in result.findings if "the P of the other hand-offs" in f.message]) == others
+
+
+WIDE = LAYERS["none"] * 32768 // (32 * 4)
+"""Numbers of a token's KV that a hand-off moves of the stand-in model."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "verdict"),
+    [
+        ({"prefill": 1, "decode": 2}, 1.0, Verdict.PASS),
+        ({"prefill": 2, "decode": 1}, 1.0, Verdict.PASS),
+        # Both ranks of D have the only head, and fetch it.
+        ({"prefill": 1, "decode": 2}, 2.0, Verdict.PASS),
+        # What one rank of D, or of P, has to move was not moved.
+        ({"prefill": 1, "decode": 2}, 0.5, Verdict.UNKNOWN),
+        ({"prefill": 4, "decode": 1}, 0.75, Verdict.UNKNOWN),
+        ({"prefill": 1, "decode": 2}, 4.0, Verdict.UNKNOWN),
+        ({"prefill": 1, "decode": 1}, 2.0, Verdict.UNKNOWN),
+    ],
+)
+def test_the_ranks_of_a_pair_move_a_block_whole(ranks, share, verdict):
+    made = []
+    for o in night(2, 2, 2, 2):
+        counters = {**o.final.counters, "nixl_bytes": o.final.counters["nixl_bytes"] * share}
+        made.append(change_final(o, counters=counters))
+    settings = {"tensor_parallel": ranks, "dtype": "float32"}
+    run = with_cells(with_profile(history(made), engine=settings), kv_numbers=WIDE)
+    result = transfer.transfer(view(run, "pd-none"))
+    assert result.verdict is verdict, result.findings
+    words = "layers or heads are missing"
+    assert any(words in f.message for f in result.findings) is (verdict is not Verdict.PASS)

@@ -213,6 +213,7 @@ def test_every_historic_defect_is_quick():
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
     usual, whole = ({t.mutant for t in select_trials([], False, complete=e)} for e in (False, True))
     long = {"N25", "N26", "N27", "N28", "N29", "N30", "N31", "N36", "N46", "N48"}
+    long |= {"N59", "N60", "N61", "N62"}
     assert (whole - usual, whole) == (long, set(MUTANTS))
     with pytest.raises(UsageError, match="M99"):
         select_trials(["M99"], quick=False)
@@ -285,8 +286,9 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     assert len({(s.group.topology, s.group.method.kind) for s in shared}) == len(shared)
     # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
     # six without drafters, two with a drafter and recurrent state, two with a drafter of several modules,
-    # two that grow old, two whose k depends on the batch, two of which P is unlike D.
-    assert sum(s.group.engines for s in setups) <= 29
+    # two that grow old, two whose k depends on the batch, two of which P is unlike D, two with adapters, two that tell
+    # of their prefix caches.
+    assert sum(s.group.engines for s in setups) <= 33
     for setup in setups:
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
 
@@ -299,7 +301,7 @@ def test_the_plain_engine_is_started_only_for_what_it_alone_knows():
             if beside := setup.plain_works(works):
                 assert all(work.scripts for work in beside)
                 asked.add(trial.mutant)
-    assert asked == {"N38", "N39"}
+    assert asked == {"N38", "N39", "N59", "N60", "N61"}
 
 
 def test_a_fault_is_tried_with_the_profiles_own_scenario_or_refused():

@@ -67,3 +67,19 @@ def test_notes_of_servers_become_those_of_a_group(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (run / WITNESS).iterdir()} == {
         "pd-eagle3.decode.7.jsonl": "layers\na\n"
     }
+
+
+def test_events_are_brought_from_the_first_on(tmp_path):
+    """What an engine told of its prefix cache before a trial says what it holds."""
+    engines, first, second = (tmp_path / name for name in ("engines", "first", "second"))
+    engines.mkdir()
+    told = engines / "pd-none.decode-events.1.jsonl"
+    told.write_text("header\nbefore\n")
+    for run in (first, second, first):
+        with notes_brought(engines, run, "pd-none"), told.open("a") as stream:
+            stream.write(f"in {run.name}\n")
+    found = [(run / WITNESS / told.name).read_text().split("\n")[:-1] for run in (first, second)]
+    assert found == [
+        ["header", "before", "in first", "in second", "in first"],
+        ["header", "before", "in first", "in second"],
+    ]

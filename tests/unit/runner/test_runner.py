@@ -21,6 +21,8 @@ from harness.engines.attached import AttachedExecutor
 from harness.engines.executor import local_places
 from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
+from harness.engines.request import Ask
+from harness.engines.session import Broken
 from harness.errors import EngineDiedError, ModelUnavailableError
 from harness.history.folder import History, load_history, read_so_far
 from harness.history.verdict import Verdict
@@ -65,6 +67,36 @@ def test_requests_that_cannot_be_held_together_are_not_sent():
         "not sent: single engine: expected POST /pause?mode=keep to answer 200, found 404; start the server with "
         "VLLM_SERVER_DEV_MODE=1"
     }
+
+
+def test_an_adapter_is_loaded_under_a_name_that_is_a_salt():
+    """The plain engine notes what it is asked, and refuses everything."""
+    (work,) = prepare("cpu-lora", ["single-none"], ["adapters"]).works
+    loaded: list[tuple[str, str]] = []
+    asked: list[Ask] = []
+
+    def ask_counted(ask, legs):
+        asked.append(ask)
+        return Broken("refused"), {}
+
+    session = SimpleNamespace(
+        profile=load_profile("cpu-lora"),
+        roles=("single",),
+        load_adapter=lambda name, folder: loaded.append((name, Path(folder).name)),
+        ask_counted=ask_counted,
+    )
+    played = list(Player(session, work.cell).play(work.scripts[0], 0))
+    by_part = dict(zip((o.part for o in played), asked, strict=True))
+    models = {part: ask.fields.get("model") for part, ask in by_part.items()}
+    assert [models[p] for p in ("target", "first-adapter", "again-second-adapter")] == [None, "odd-words", "even-words"]
+    (one, first), (other, second), (salt, third) = loaded
+    assert one == other
+    assert [first, second, third] == ["adapter-odd-words", "adapter-even-words", "adapter-odd-words"]
+    assert models["loaded"] == models["loaded-over"] == one == by_part["loaded"].salt
+    # The name of the last is the salt of the request before, and it has none.
+    assert models["named-as-salt"] == salt == by_part["salted"].salt
+    assert by_part["named-as-salt"].fields["cache_salt"] is None and "cache_salt" not in by_part["salted"].fields
+    assert {o.feature for o in played} == {None, "first-adapter", "second-adapter"}
 
 
 class FakeExecutor:

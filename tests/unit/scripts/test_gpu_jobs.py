@@ -74,7 +74,7 @@ def run(tmp_path: Path, job: str, *arguments: str, body: str = "exit 0", **more:
 
 
 def test_there_is_a_job_for_each_question():
-    assert JOBS == ["aa", "gpu-ways", "layouts", "selftest", "smollm2"]
+    assert JOBS == ["aa", "connectors", "gpu-ways", "layouts", "ranks", "selftest", "smollm2"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.stem)

@@ -27,6 +27,7 @@ from harness.profiles.scenarios import (
     TraceRequest,
     stop_at,
 )
+from harness.prompts import probe_task
 from harness.prompts.lengths import held_blocks
 from harness.prompts.model import load_prompts
 from harness.scenarios.kinds import KINDS
@@ -628,6 +629,97 @@ def test_a_hit_on_what_is_computed_in_the_same_step_must_be_counted(hits, counte
     ]
     engines = (engine("single-none", "single", names=("engine_steps", "engine_steps_le_64", "engine_steps_le_128")),)
     assert proof(made, SAME_STEP, "single-none", engines).verdict is verdict
+
+
+ADAPTED = {"id": "lora", "kind": "adapters", "prompts": ["p96"], "adapters": ["odd-words", "even-words"]}
+TURNS = ("target", "first-adapter", "second-adapter")
+
+
+def by_adapters(cell: str, hits: dict[str, float], answers: dict[str, tuple[int, ...]] | None = None):
+    """Return what a cell says: each of the target and two adapters alone, and again."""
+    made = []
+    names = {"target": "", "first-adapter": "odd-words", "second-adapter": "even-words"}
+    for number, part in enumerate([*TURNS, *(f"again-{turn}" for turn in TURNS)]):
+        which = part.removeprefix("again-")
+        o = in_scenario(cell, "lora", part, 96, {"prefix_hits": hits.get(part, 0.0)}, sequence=number)
+        known = tuple(probe_task.expected_output(list(o.sent_ids), names[which]))
+        o = change_final(o, output_ids=(answers or {}).get(part, known))
+        made.append(
+            o.model_copy(update={"feature": None if which == "target" else which, "known_answer": known, "part": part})
+        )
+    return made
+
+
+FOUND = {"again-target": 64.0, "again-first-adapter": 64.0, "again-second-adapter": 64.0}
+
+
+@pytest.mark.parametrize(
+    ("hits", "answers", "verdict", "words"),
+    [
+        (FOUND, {}, Verdict.PASS, ""),
+        # What the target computed.
+        (FOUND | {"first-adapter": 64.0}, {}, Verdict.REGRESSION, "first-adapter has computed none of it yet"),
+        ({**FOUND, "again-second-adapter": 0.0}, {}, Verdict.UNKNOWN, "second-adapter computed it before"),
+        (FOUND, {"second-adapter": (9, 9, 9)}, Verdict.REGRESSION, "expected the known answer of second-adapter"),
+    ],
+)
+def test_each_adapter_must_find_its_own_blocks_and_no_other_ones(hits, answers, verdict, words):
+    result = proof(by_adapters("single-none", hits, answers), ADAPTED, "single-none")
+    assert result.verdict is verdict, result.findings
+    assert (not words and not result.findings) or any(words in f.message for f in result.findings)
+
+
+def test_an_adapter_that_changes_nothing_proves_nothing():
+    made = by_adapters("single-none", FOUND)
+    made = [change_final(o, output_ids=made[0].final.output_ids) for o in made]
+    result = proof([o.model_copy(update={"known_answer": None}) for o in made], ADAPTED, "single-none")
+    assert result.verdict is Verdict.UNKNOWN
+    assert any("first-adapter changed nothing" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize(
+    ("hits", "steps", "verdict"),
+    [(0.0, 1.0, Verdict.PASS), (32.0, 1.0, Verdict.REGRESSION), (0.0, 999.0, Verdict.UNKNOWN)],
+)
+def test_a_crowd_of_adapters_shares_no_block(hits, steps, verdict):
+    shared = {"single": {"prefix_hits": hits, "engine_steps": steps}}
+    made = [
+        o.model_copy(update={"concurrent": 3, "shared_counters": shared}) for o in by_adapters("single-none", {})[:3]
+    ]
+    assert proof(made, {**ADAPTED, "together": True}, "single-none").verdict is verdict
+
+
+def test_adapters_are_loaded_under_a_name_that_is_taken_and_one_that_is_a_salt():
+    config, together = load_profile("cpu-lora").scenarios
+    ((crowd,),) = (script.stages for script in scripts(together, KNOWN, "pd"))
+    assert [s.adapter for s in crowd.sends] == ["", "odd-words", "even-words"] and crowd.hold == "first"
+    (script,) = scripts(config, KNOWN, "pd")
+    sends = {send.part: send for send in script.sends}
+    assert [(s.adapter, s.group) for s in map(sends.get, ("loaded", "loaded-over"))] == [
+        ("odd-words", "b"),
+        ("even-words", "b"),
+    ]
+    assert sends["salted"].group == sends["named-as-salt"].group and not sends["salted"].adapter
+    assert sends["named-as-salt"].loads and sends["named-as-salt"].unsalted
+    words = KNOWN["copy-117-22"].expected[:-1]
+    assert sends["first-adapter"].prompt.expected[:-1] == words[::2]
+    assert sends["second-adapter"].prompt.expected[:-1] == words[1::2]
+    assert sends["target"].prompt == KNOWN["copy-117-22"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"adapters": ("odd-words", "no-such")}, "expected the adapter no-such among engine.adapters"),
+        ({"prompts": ("copy-062-10",)}, "expected prompts of at least 65 tokens"),
+    ],
+)
+def test_adapters_that_are_not_there_or_find_nothing_are_refused(changes, words):
+    profile = load_profile("cpu-lora")
+    config, _ = profile.scenarios
+    changed = profile.model_copy(update={"scenarios": (config.model_copy(update=changes),)})
+    with pytest.raises(UsageError, match=words):
+        require_possible(changed, KNOWN)
 
 
 TRACE = {"id": "trace", "kind": "trace", "stages": [[{"prompt": "p96"}]]}
