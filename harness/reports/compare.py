@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.errors import UsageError
 from harness.history.acceptance import RequestCounts
@@ -174,4 +174,14 @@ def _differing(first: History, second: History) -> list[tuple[str, str, str]]:
         ours, theirs = (r.asked_for.section(part) for r in (a, b))
         out += [(f"{part}.{key}", ours.get(key), theirs.get(key)) for key in sorted({*ours, *theirs})]
     out.append(("injected faults", ", ".join(a.mutants) or None, ", ".join(b.mutants) or None))
-    return [(name, str(x), str(y)) for name, x, y in out if x != y]
+    shown = [(name, _shown(x), _shown(y)) for name, x, y in out]
+    return [row for row in shown if row[1] != row[2]]
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as people write it, without Python's brackets: ``none``, ``a, b``, ``NAME=1``."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_shown(of)}" for key, of in sorted(value.items())) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    return "none" if value is None else str(value)

@@ -65,6 +65,17 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert "2 of 3" in printed(print_comparison, found)
 
 
+def test_settings_are_shown_without_the_brackets_of_python():
+    """The page showed ``[]``, ``None`` and ``{'VLLM_USE_FLASHINFER_SAMPLER': '0'}``."""
+    found = compare_runs(RUNS / "M4", RUNS / "gpu", References(baselines=BASELINES))
+    rows = {name: sides for name, *sides in found.differing}
+    assert rows["gpus"] == ["none", "NVIDIA H200, 143771 MiB"]
+    assert rows["engine.env"] == ["none", "VLLM_USE_FLASHINFER_SAMPLER=0"]
+    assert not any(mark in side for sides in rows.values() for side in sides for mark in ("[", "{", "None"))
+    # In whatever order a profile has them.
+    assert "engine.tensor_parallel" not in rows
+
+
 def test_a_cause_of_many_findings_is_one_card_and_one_line():
     found = compare_runs(RUNS / "plan-rows", RUNS / "M4", References(baselines=BASELINES))
     (new,) = found.new
