@@ -122,6 +122,9 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     (tmp_path / "broken" / "run.json").write_text("{")
     shutil.copytree(tmp_path / "run1", tmp_path / "run1-again")
     shutil.copytree(tmp_path / "run2" / "cells", tmp_path / "torn" / "cells")
+    # Of a shrunk case there is nothing to say: it was never a run.
+    shutil.copytree(tmp_path / "run2" / "cells", tmp_path / "shrunk" / "cells")
+    (tmp_path / "shrunk" / "shrink.json").write_text("{}")
     trend = load_trend(tmp_path)
     assert [n.run_id for n in trend.runs] == ["run0", "run1", "run2"]
     assert [line.partition(": ")[0] for line in trend.left_out] == ["armed", "broken", "run1-again", "torn"]
