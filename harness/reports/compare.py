@@ -61,6 +61,10 @@ class Comparison(NamedTuple):
         return "the same tokens" if any(c.common for c in self.cells) else "no tokens to compare"
 
     @property
+    def _no_change(self) -> str:
+        return "no change of acceptance" if any(c.positions for c in self.cells) else "no acceptance to compare"
+
+    @property
     def rows(self) -> list[tuple[str, str, str]]:
         """What the two runs are, and in what else they differ: (name, first, second)."""
         return [*self.stated, *(row for row in self.differing if row[0] not in _IN_STATED)]
@@ -77,7 +81,7 @@ class Comparison(NamedTuple):
             if changed
             else "the same verdicts",
             f"{counted(tokens, 'prompt')} with different tokens" if tokens else self._tokens_alike,
-            f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
+            f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else self._no_change,
             f"{counted(len(self.new), 'new cause')}, {len(self.gone)} resolved"
             + (f"; new: {headline_of(self.new)}" if self.new else ""),
         ]

@@ -86,6 +86,8 @@ def test_a_cause_of_many_findings_is_one_card_and_one_line():
     lines = printed(print_comparison, found, 400).splitlines()
     assert [line for line in lines if line.startswith("new: ")] == [f"new: ✘ REGRESSION {sentence_of(new)} ×10"]
     assert found.sentence.endswith(f"1 new cause, 0 resolved; new: {sentence_of(new)}")
+    # They share no prompt: that nothing changed is not known.
+    assert "no tokens to compare; no acceptance to compare" in found.sentence
     back = compare_runs(RUNS / "M4", RUNS / "plan-rows", References(baselines=BASELINES))
     assert ([c.damage for c in back.gone], back.new) == (["drafter-kv"], ())
 
