@@ -403,7 +403,7 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
         fields = differing(identity, theirs)
         if fields:
             words = describe_difference(identity, theirs, fields)
-            out[method] = Lookup(None, f"{history.folder} belongs to something else ({words})")
+            out[method] = Lookup(None, f"{history.folder} was recorded with other settings or prompts ({words})")
             continue
         warm = _longest_in_scenarios(history, cell)
         prompts = dict.fromkeys([*(o.prompt_id for o in history.of(cell).values()), *warm], "")

@@ -130,7 +130,7 @@ def look_up(
     if others:
         fewest = min(count for count, _, _ in others)
         reasons = (
-            f"the baseline {item.path} belongs to something else "
+            f"the baseline {item.path} was recorded with other settings or prompts "
             f"({describe_difference(identity, item.header.identity, fields)})"
             for count, item, fields in others
             if count == fewest

@@ -283,7 +283,7 @@ def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
 
     print(f"{file}: `python {file.name}` starts the engines and says whether the defect shows")
     if archive_of(file).is_file():
-        print(f"{archive_of(file)}: its models, which have to lie beside it")
+        print(f"{archive_of(file)}: its models; keep both files in one folder")
     if issue:
         print(f"{file.with_suffix('.md')}: the text of an issue")
     if mutants:

@@ -4,6 +4,7 @@ profile."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,9 +78,17 @@ def models_command(
         )
     if made:
         _show_convertible(made)
-    for problem in problems:
+    for problem in _each_once(problems):
         typer.echo(problem)
     raise typer.Exit(code)
+
+
+def _each_once(problems: Sequence[str]) -> list[str]:
+    """Return problems, ``ROLE: MODEL: what``; what is the same of several models, such as no network, is said once."""
+    same: dict[str, list[str]] = {}
+    for problem in problems:
+        same.setdefault(problem.split(": ", 2)[-1], []).append(problem)
+    return [each[0] if len(each) == 1 else f"{len(each)} models: {what}" for what, each in same.items()]
 
 
 def _damaged(hub: Hub, found: list[Model], made: list[Convertible]) -> list[str]:

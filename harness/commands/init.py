@@ -334,8 +334,8 @@ def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path
         return [f"{reference.repo}@{commit}"]
     return [
         given,
-        f"{given} is not pinned, because the hub does not answer ({why}): add @COMMIT behind its name; `harness "
-        f"models --profile {file}` shows it once the hub answers",
+        f"{given} is not pinned: append @COMMIT to its name; `harness models --profile {file}` shows it once the hub "
+        f"answers ({why})",
     ]
 
 
@@ -347,4 +347,4 @@ def _commit(reference: ModelReference, role: str, hub: Hub) -> tuple[str | None,
         raise
     except HarnessError as error:
         cached = hub.cached(reference, role)
-        return (cached.name, "") if cached is not None else (None, str(error))
+        return (cached.name, "") if cached is not None else (None, str(error).removeprefix(f"{reference}: "))

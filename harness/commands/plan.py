@@ -419,11 +419,11 @@ def _correlation(found: Sensitivity) -> list[str]:
         return []
     if not measured:
         return [
-            "Prompts are padded copies of texts, and texts are the unit; no A/A says yet how much copies correlate."
+            "Prompts are padded copies of texts, so the tests count texts; no A/A says yet how much copies correlate."
         ]
     worst = max(measured, key=lambda cell: measured[cell])
     return [
-        "Prompts are padded copies of texts, and texts are the unit; between equal runs (A/A) the copies of a text "
+        "Prompts are padded copies of texts, so the tests count texts; between equal runs (A/A) the copies of a text "
         f"correlate by up to {measured[worst]:.2f} ({worst})."
     ]
 

@@ -148,7 +148,7 @@ class Result(NamedTuple):
             return ""
         lost = len(self.attempts) - self.told
         return (
-            f"quiet tries of that number exclude a rate above {_percent(excluded_above(self.told))}, and {needed} are "
+            f"so many tries without it exclude a rate above {_percent(excluded_above(self.told))}, and {needed} are "
             f"needed to exclude {self.target.goal.words}: --repeat {needed + lost}"
             + (f"; {lost} of {len(self.attempts)} tries were inconclusive" if lost else "")
         )
@@ -160,8 +160,8 @@ class Result(NamedTuple):
             return f"UNKNOWN: none of {len(self.attempts)} tries was conclusive about {self.target.words}{why}"
         if not self.shown and self._cut_short:
             return (
-                f"UNKNOWN: {self.target.words} did not appear in {self.told} of {len(self.attempts)} tries, but that "
-                f"is not enough: {self._cut_short}"
+                f"UNKNOWN: {self.target.words} did not appear in {self.told} of {len(self.attempts)} tries, which "
+                f"are too few to say that it is gone: {self._cut_short}"
             )
         lost = f"; {len(self.attempts) - self.told} tries were inconclusive" if self.told < len(self.attempts) else ""
         counted = f"{self.target.words} in {self.shown} of {self.told} tries"
@@ -242,7 +242,7 @@ def goal_of(judgement: Judgement, finding: Finding) -> Goal:
     if shown < judged:
         return Goal(shown / judged, f"{shown} of {judged} requests had it") if shown else ASSUMED
     who = "the only request" if shown == 1 else f"all {shown} requests"
-    return Goal(least_rate(shown), f"{who} had it, which such a rate still explains")
+    return Goal(least_rate(shown), f"{who} had it, and a lower rate would not explain that")
 
 
 def from_run(
@@ -390,7 +390,7 @@ def reproduce(
             reporter.step(group.id, start_expected_s(group), start=True)
             needed = target.goal.tries
             short = f"; that takes --repeat {needed}" if most < needed else ""
-            reporter.line(f"up to {most} tries; {needed} quiet ones exclude {target.goal.words}{short}")
+            reporter.line(f"up to {most} tries; {needed} without it exclude {target.goal.words}{short}")
             scrubber = Scrubber(session, prepared.prompts.prompts)
             while len(attempts) < most and not until(attempts, target.goal):
                 if attempts:

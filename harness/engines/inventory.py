@@ -119,7 +119,7 @@ def _of_others(taken: int, cores: int, shared: bool) -> tuple[str, ...]:
     if not taken:
         return ()
     slower = "; engines that share one are several times slower" if shared else ""
-    return (f"{taken} of {cores} cores have engines of another harness{slower}",)
+    return (f"{taken} of {cores} cores are in use by engines of another harness run{slower}",)
 
 
 def gpu_inventory() -> Inventory:
@@ -150,7 +150,7 @@ def claimed_gpus() -> Inventory:
     advice = "give each harness GPUs of its own with CUDA_VISIBLE_DEVICES, or wait for the end of the other one"
     if not mine:
         raise EngineStartError(
-            f"expected a GPU that no other harness has, found {counted(len(taken), 'GPU')} that others have; {advice}"
+            f"expected a free GPU, found {counted(len(taken), 'GPU')} in use by other harness runs; {advice}"
         )
     note = f"{len(taken)} of {len(found.gpus)} GPUs are left to another harness on this machine; {advice}"
     return found._replace(devices=tuple(d.device for d in mine), gpus=mine, notes=(*found.notes, note))

@@ -20,6 +20,8 @@ from pathlib import Path
 from harness.errors import NotARunError
 
 RUN = "run.json"
+SHRUNK = "shrink.json"
+"""What `harness repro --shrink` found, in a folder that is no run's."""
 SECOND = "second-stage"
 """Folder inside a run with the repetition of its failed tests on held-out prompts and fresh engines."""
 AGAIN = "asked-again"

@@ -77,8 +77,8 @@ def write_parquet(folder: Path, observations: Iterable[Observation]) -> None:
             temporary.replace(folder / PARQUET)
     except (OverflowError, pa.ArrowException) as error:
         raise StorageError(
-            f"{folder / PARQUET}: expected signed 64-bit numbers, found others ({error}); the JSON lines have them, "
-            "and only this copy is missing"
+            f"{folder / PARQUET}: expected signed 64-bit numbers, found others ({error}); nothing is lost: the "
+            "JSON lines have them, and only this copy is missing"
         ) from error
     finally:
         with contextlib.suppress(OSError):

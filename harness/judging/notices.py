@@ -110,7 +110,7 @@ def _of_engines(run: RunRecord) -> Iterator[str]:
         yield f"{lacks} {name}: {cost}"
     if run.engine_flags:
         tested = "engines under test" if run.engines else "no engine became ready"
-        yield f"{tested} with {' '.join(run.engine_flags)}; baselines are of engines without"
+        yield f"{tested} with {' '.join(run.engine_flags)}; baselines were recorded without"
     if run.all_mutants:
         yield (
             f"{INJECTED} {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "

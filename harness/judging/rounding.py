@@ -65,7 +65,7 @@ def bounds(cell: CellView) -> Bounds:
     found = rounding_of(cell)
     seen = found.largest(*get_args(WayName))
     if seen is None:
-        return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "no measurement")
+        return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "a default: no rounding was measured")
     same = _same_machine(cell)
     alone = max(RESOLUTION_NATS, MULTIPLE * seen)
     if not same and cell.history.rounding.get(cell.name.variant) is None:
@@ -73,7 +73,7 @@ def bounds(cell: CellView) -> Bounds:
         alone = max(alone, OTHERWISE_NATS)
     beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
     recorded = beside if same else max(beside, OTHERWISE_NATS)
-    return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest rounding that was measured")
+    return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest measured rounding")
 
 
 def allowed(cell: CellView, *observations: Observation | None) -> float:
@@ -150,7 +150,7 @@ def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatab
         said = f"the plain engine gave other tokens in {parted} of {answers} answers when it was asked again"
     if crowd:
         same = sum(w.answers - w.parted for w in crowd)
-        said += f", and beside other requests in {same} of {sum(w.answers for w in crowd)}"
+        said += f", and among other requests in {same} of {sum(w.answers for w in crowd)}"
     return Repeatability(alone, said)
 
 
@@ -185,8 +185,8 @@ def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
         most = max((bounds(view) for view in evidence.views()), key=lambda b: (b.alone, b.beside), default=None)
         if most is not None:
             yield (
-                f"log-probs may differ by {most.alone:.1e} nats, beside other requests by {most.beside:.1e}, and from "
-                f"the baseline by {most.recorded:.1e}: {most.source}"
+                f"log-probs may differ by {most.alone:.1e} nats, by {most.beside:.1e} among other requests, and by "
+                f"{most.recorded:.1e} from the baseline ({most.source})"
             )
 
 

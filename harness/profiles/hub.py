@@ -8,6 +8,7 @@ only the cells that need it UNKNOWN. Only ``harness models`` and ``harness docto
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ GIB = 2**30
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _TIMEOUT_S = 8.0
 """Seconds that a question waits for the hub: without a network, the next thing that can be done is worth more."""
+_ERRNO = re.compile(r"\[Errno -?[0-9]+\] ")
 
 
 class Remote(NamedTuple):
@@ -213,14 +215,14 @@ class Hub:
                 "writable folder with room"
             )
         # Redacted before it is cut: a part of a token is not recognised as one.
-        found = redact.text(" ".join(f"{type(error).__name__} {error}".split()))[:200]
+        found = redact.text(" ".join(_ERRNO.sub("", str(error) or type(error).__name__).split()))[:200]
         if isinstance(error, errors.OfflineModeIsEnabled):
             found = "HF_HUB_OFFLINE is set"
         return self._unreachable(reference, f"status {status}" if status else found)
 
     def _unreachable(self, reference: ModelReference, found: str) -> EnvironmentFault:
         return EnvironmentFault(
-            f"{reference}: not in the cache {self.cache}, and expected an answer from {self.endpoint}, found {found}; "
+            f"{reference}: not in the cache {self.cache}; expected an answer from {self.endpoint}, found {found}; "
             "check the network, or fill a cache elsewhere and set HF_HOME to it"
         )
 

@@ -432,7 +432,7 @@ class _ProbeMaker:
         ids = [*turn.ids, *answer[:tokens]]
         text = turn.text + " " + " ".join(self._vocabulary[w] for w in answer[:tokens])
         if self._tokenizer(text, add_special_tokens=False)["input_ids"] != ids or tokens >= len(answer):
-            raise DataError(f"the tokenizer of {self._folder} does not render the continuation of {turn.id}")
+            raise DataError(f"the tokenizer of {self._folder} gives other tokens for the continuation of {turn.id}")
         origin = f"{turn.id} and the first {tokens} tokens of its answer"
         return make_prompt(f"turn-{len(ids)}", ids, text, self._layout, "scenario", origin, answer[tokens:])
 
@@ -442,7 +442,7 @@ class _ProbeMaker:
         ids = [*turn.ids, *(turn.expected or ())[:tokens], *words, words[0]]
         text = turn.text + " " + " ".join(self._vocabulary[w] for w in ids[turn.tokens :])
         if self._tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
-            raise DataError(f"the tokenizer of {self._folder} does not render what follows on {turn.id}")
+            raise DataError(f"the tokenizer of {self._folder} gives other tokens for the turn after {turn.id}")
         origin = f"{turn.id}, the first {tokens} tokens of its answer, and other words"
         return make_prompt(f"next-{len(ids)}", ids, text, self._layout, "scenario", origin)
 

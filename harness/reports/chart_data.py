@@ -1,6 +1,6 @@
 """The data of the charts, computed from a recorded run and its baselines.
 
-Covers acceptance per position, acceptance by step since the hand-off, and survival of identity.
+Covers acceptance per position, acceptance by step since the hand-off, and how far answers stay identical.
 Shares are between 0 and 1; an absent figure is None, never zero.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.errors import UsageError
 from harness.history.acceptance import RequestCounts
@@ -61,6 +61,10 @@ class Comparison(NamedTuple):
         return "the same tokens" if any(c.common for c in self.cells) else "no tokens to compare"
 
     @property
+    def _no_change(self) -> str:
+        return "no change of acceptance" if any(c.positions for c in self.cells) else "no acceptance to compare"
+
+    @property
     def rows(self) -> list[tuple[str, str, str]]:
         """What the two runs are, and in what else they differ: (name, first, second)."""
         return [*self.stated, *(row for row in self.differing if row[0] not in _IN_STATED)]
@@ -77,7 +81,7 @@ class Comparison(NamedTuple):
             if changed
             else "the same verdicts",
             f"{counted(tokens, 'prompt')} with different tokens" if tokens else self._tokens_alike,
-            f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else "no change of acceptance",
+            f"acceptance changed significantly at {', '.join(moved[:6])}" if moved else self._no_change,
             f"{counted(len(self.new), 'new cause')}, {len(self.gone)} resolved"
             + (f"; new: {headline_of(self.new)}" if self.new else ""),
         ]
@@ -174,4 +178,14 @@ def _differing(first: History, second: History) -> list[tuple[str, str, str]]:
         ours, theirs = (r.asked_for.section(part) for r in (a, b))
         out += [(f"{part}.{key}", ours.get(key), theirs.get(key)) for key in sorted({*ours, *theirs})]
     out.append(("injected faults", ", ".join(a.mutants) or None, ", ".join(b.mutants) or None))
-    return [(name, str(x), str(y)) for name, x, y in out if x != y]
+    shown = [(name, _shown(x), _shown(y)) for name, x, y in out]
+    return [row for row in shown if row[1] != row[2]]
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as people write it, without Python's brackets: ``none``, ``a, b``, ``NAME=1``."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_shown(of)}" for key, of in sorted(value.items())) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    return "none" if value is None else str(value)

@@ -43,7 +43,7 @@ from harness.reports.summary import RunSummary
 from harness.reports.timeline import timeline_of
 from harness.util import json_io
 from harness.util.files import ends_of
-from harness.util.text import harmless, moment, shortened
+from harness.util.text import cut, harmless, moment, shortened
 
 _TAIL_LINES = 12
 _TAIL_BYTES = 64 * 1024
@@ -63,8 +63,8 @@ _SECTIONS = (
     ),
     (
         "survival",
-        "Survival of identity",
-        "Share of prompts whose output still equals the recorded one, by output token, compared with two equal runs. "
+        "Identical answers, by token",
+        "Share of prompts whose output is still the recorded one, by output token, compared with two equal runs. "
         "A wrong hand-off is a cliff at the start; rounding is a slope.",
     ),
 )
@@ -91,6 +91,8 @@ def environment() -> Environment:
     # Right-to-left characters in the name of a prompt, engine or folder must not reorder the words around it.
     env.filters["bdi"] = lambda text: Markup("<bdi>{}</bdi>").format(shortened(harmless(str(text))))
     env.filters["prose"] = _prose
+    env.filters["breakable"] = _breakable
+    env.filters["cut"] = cut
     env.filters["anchor"] = anchor
     env.filters["moment"] = lambda text: moment(str(text))
     env.filters["place"] = lambda name: quote(harmless(str(name)), safe="")
@@ -101,6 +103,12 @@ def _prose(text: object) -> Markup:
     """Return text as ``bdi`` does, with the commands that it quotes as code."""
     words = Markup.escape(shortened(harmless(str(text))))
     return Markup("<bdi>{}</bdi>").format(Markup(re.sub(r"`(harness [^`]+)`", r"<code>\1</code>", str(words))))
+
+
+def _breakable(name: str) -> Markup:
+    """Return the name of a setting, which a narrow column may break where its words end."""
+    words = re.split(r"(?<=[._])", shortened(harmless(name)))
+    return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(words))
 
 
 def anchor(finding: Finding) -> str:

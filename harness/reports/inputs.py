@@ -14,7 +14,7 @@ from harness.profiles.known_defects import KnownDefects
 from harness.util.files import sha256_json
 from harness.util.machine import git_state
 from harness.util.strict import part_of
-from harness.util.text import counted
+from harness.util.text import counted, listed
 from harness.version import __version__
 
 JUDGEMENT = "judgement.json"
@@ -72,7 +72,7 @@ def judged_otherwise(
         differ.append("list of expected failures")
     if not differ or history.own:
         return []
-    return [f"changed or replaced since the run's own judgement ({JUDGEMENT}): {', '.join(differ)}"]
+    return [f"changed since the run was first judged ({JUDGEMENT}): {listed(differ, 'and')}"]
 
 
 def inputs_of(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> Inputs:

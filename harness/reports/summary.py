@@ -300,7 +300,9 @@ def describe(history: History, judgement: Judgement, causes: Sequence[Cause]) ->
     if unknown and any(n.startswith(SAME_RECORD) for n in judgement.notices):
         cause = f"{SAME_RECORD[0].upper()}{SAME_RECORD[1:]}, so what it lacks is missing on both sides: {cause}"
     rest = (_right_so_far(judgement) if unknown else "") or counted(how_many(judgement.findings), "finding")
-    return f"{injected}{cause}{'. ' if cause else ''}{what}; {rest}."
+    # A sentence that was cut ends by itself.
+    end = "" if not cause else " " if cause.endswith("…") else ". "
+    return f"{injected}{cause}{end}{what}; {rest}."
 
 
 def _fate(cells: int, unknown: bool) -> str:

@@ -1,7 +1,7 @@
 """When each group of engines was started and each cell was asked, from the times that were recorded.
 
 Starts are recorded as durations: they are drawn before the first request of their group, and those of groups that were
-never asked behind one another.
+never asked one after the other.
 """
 
 from __future__ import annotations

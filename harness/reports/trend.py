@@ -25,7 +25,7 @@ from harness.baselines.lookup import Lookup
 from harness.errors import HarnessError, UsageError
 from harness.history.acceptance import RequestCounts, pool_counts
 from harness.history.folder import History, load_history
-from harness.history.layout import CELLS, RUN
+from harness.history.layout import CELLS, RUN, SHRUNK
 from harness.history.run_kind import require_plain
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import GATES
@@ -46,6 +46,11 @@ ALLOWANCE = 0.5
 """Drift per run, in standard errors, that the CUSUM tolerates; 0.5 is optimal for shifts of one standard error."""
 
 
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, also of one that lost its record; a shrunk case has answers, too."""
+    return (folder / RUN).exists() or ((folder / CELLS).exists() and not (folder / SHRUNK).exists())
+
+
 def load_trend(folder: Path, between: int = 365, references: References = PROFILE_OWN) -> Trend:
     """Load and judge all runs below a folder, in order of time, each by its own references or all by the same. Raises
     UsageError when there are fewer than two."""
@@ -56,7 +61,7 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
     runs: list[TrendRun] = []
     left_out: list[str] = []
     seen: dict[str, str] = {}
-    for path in sorted(p for p in folder.iterdir() if (p / RUN).exists() or (p / CELLS).exists()):
+    for path in sorted(filter(_is_run, folder.iterdir())):
         if path.is_symlink():
             continue
         try:

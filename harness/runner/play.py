@@ -296,7 +296,7 @@ class Player:
             return answer, {}
         if send.read_back and ask.read_back is None:
             answer.error = (
-                "expected D to say with the answer before this request where P finds its blocks, found nothing"
+                "expected D's previous answer to have kv_transfer_params, by which P reads D's blocks, found none"
             )
             return answer, {}
         if not send.between:

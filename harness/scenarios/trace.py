@@ -58,8 +58,8 @@ class TraceKind(Kind[Trace]):
             return "expected held: true, without which no step has the prompts of all, for `proves: [chunked]`; set it"
         if "abandoned" in config.proves and not any(r.abandon and r.abandon.after_steps for r in config.requests):
             return (
-                "expected a request with abandon.after_steps, which `proves: [abandoned]` is about, found "
-                "none; add one or leave that out"
+                "expected a request with abandon.after_steps, which `proves: [abandoned]` needs, found none; add one, "
+                "or remove `abandoned` from proves"
             )
         return None
 

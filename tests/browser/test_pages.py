@@ -435,6 +435,13 @@ def test_page_is_no_wider_than_the_window(reader: Reader, pages: Pages, name):
         assert reader.page(pages[name], size).evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
+def test_both_runs_of_a_comparison_fit_on_a_phone(reader: Reader, pages: Pages):
+    """The second one lay beyond the edge."""
+    page = reader.page(pages["compare"], PHONE)
+    for table in page.locator(".scroll").all():
+        assert table.evaluate("(t) => t.scrollWidth <= t.clientWidth")
+
+
 def test_paper_shows_everything_but_controls(visitor: Visitor, pages: Pages):
     page = visitor.open(pages["red"], color_scheme="dark")
     page.emulate_media(media="print")

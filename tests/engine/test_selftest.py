@@ -38,7 +38,7 @@ def test_the_law_of_the_lookahead_defect_is_found(quick_selftest):
     (cell,) = json.loads((quick_selftest[2] / "M1" / "judgement.json").read_text())["cells"]
     assert cell["diagnosis"]["law"]["residues"] == [0, 30, 31]
     assert cell["diagnosis"]["location"]["shift"] == 1
-    assert "block 0 holds what P has in block 1, +1 blocks away" in cell["diagnosis"]["text"]
+    assert "block 0 holds what P has in block 1, +1 block away" in cell["diagnosis"]["text"]
 
 
 def test_runs_with_a_mutant_are_stamped(quick_selftest):

@@ -63,12 +63,12 @@ def test_cores_of_another_harness_are_left_to_it(cores):
     assert other.claim(3) == ("0", "1", "2")
     found = cpu_inventory(profile)
     assert list(found.names.values()) == ["3", "4", "5", "6", "7"]
-    assert found.notes == ("3 of 8 cores have engines of another harness",)
+    assert found.notes == ("3 of 8 cores are in use by engines of another harness run",)
     other.claim(4)
     crowded = cpu_inventory(profile)
     assert list(crowded.names.values()) == ["7", "0"]
     assert crowded.notes == (
-        "7 of 8 cores have engines of another harness; engines that share one are several times slower",
+        "7 of 8 cores are in use by engines of another harness run; engines that share one are several times slower",
     )
     # Where there are too few, the planned ones are shared.
     assert LocalPlace(["7", "0"], claim=True).devices == ("7", "0")

@@ -152,7 +152,7 @@ def _why_not(
         return problem
     played = [script for topology in profile.topologies for script in scripts(scenario, prompts, topology)]
     if any(send.restart or send.by_second_p for script in played for send in script.sends):
-        return "it starts engines of its own, and servers that run already are left as they are"
+        return "it restarts engines or starts more of them, which is not done to servers that run already"
     held = any(stage.hold is not None for script in played for stage in script.stages)
     if held and not all(s.surfaces[PAUSE] for s in servers):
         return "it queues requests at a server that is paused; start the servers with VLLM_SERVER_DEV_MODE=1"

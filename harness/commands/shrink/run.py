@@ -19,6 +19,7 @@ from harness.engines.environment import EngineEnvironment, engines_for
 from harness.engines.session import EngineGroupSession
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN, HandoffError, InfrastructureError, UsageError
 from harness.history.folder import HistoryWriter
+from harness.history.layout import SHRUNK
 from harness.history.records import COLD
 from harness.judging.diagnosis.law import rule_of_lengths
 from harness.mutants.install import with_mutants
@@ -85,7 +86,7 @@ class Shrunk:
         parts = [
             f"{NAMES[self.symptom]} from output token {self.position} on",
             f"prompt of {len(subject.prompt.ids)} tokens (was {len(self.before.subject.prompt.ids)})",
-            f"{subject.max_tokens or 'all'} output tokens",
+            counted(subject.max_tokens, "output token") if subject.max_tokens else "all output tokens",
             f"{method.kind} with k = {method.draft_tokens}" if method.draft_tokens else "no speculation",
             f"scenario {self.variant.scenario}" + (f" with {others} other requests" if others else ""),
         ]
@@ -160,7 +161,7 @@ def shrink(
     except InfrastructureError as error:
         result.problem = str(error)
     result.seconds = time.monotonic() - begun
-    write_json(folder / "shrink.json", result.as_json())
+    write_json(folder / SHRUNK, result.as_json())
     return result
 
 
@@ -289,7 +290,7 @@ class _Shrinker:
         tokens = len(variant.subject.prompt.ids)
         result.steps.append({"what": what, "prompt_tokens": tokens, "requests": variant.requests})
         self._reporter.line(f"{what}: {NAMES[seen.symptom] if seen.symptom else ''}, prompt of {tokens} tokens")
-        write_json(result.folder / "shrink.json", result.as_json())
+        write_json(result.folder / SHRUNK, result.as_json())
 
     def _smaller_requests(self, oracle: Oracle) -> None:
         result = self._result
@@ -339,7 +340,7 @@ class _Shrinker:
         known = start.subject.max_tokens or len(result.right.tokens if result.right is not None else ()) or 1
         at = result.position or 0
         likely = (at + 1, at + 2, at + 5)
-        smallest_number(known, 1, likely, lambda n: self._try(oracle, start.asking(n), f"{n} output tokens"))
+        smallest_number(known, 1, likely, lambda n: self._try(oracle, start.asking(n), counted(n, "output token")))
 
     def _sweep(self, oracle: Oracle) -> None:
         """Try lengths around the smallest failing one, cut from other prompts in turn, with all output tokens."""
@@ -365,7 +366,7 @@ class _Shrinker:
         swept = [f for n, f in result.lengths.items() if n > smallest]
         none = "no longer prompt shows it: it hangs on this one's tokens"
         result.law = drafts + (rule.law.text if rule is not None and any(swept) else none)
-        write_json(result.folder / "shrink.json", result.as_json())
+        write_json(result.folder / SHRUNK, result.as_json())
 
     def _other_prompt(self, tokens: int) -> tuple[tuple[int, ...], bool]:
         """Return a prompt of ``tokens`` tokens, and whether none of the preceding prompts shares its prefix."""

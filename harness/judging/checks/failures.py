@@ -56,14 +56,14 @@ def unproven(cell: CellView, o: Observation) -> str:
     tried = o.second_try
     if tried is None or (tried.error is not None and tried.failure is None):
         why = tried.error if tried is not None else "it was not sent again"
-        return f"; whether the engine fails at this request every time is not known: {why}"
+        return f"; it is not known whether the engine fails at this request every time: {why}"
     if _again(o) is None:
         return "; when the request was sent again at once, " + (
             "it was answered" if tried.error is None else f"something else came of it: {tried.error}"
         )
     return (
         "; it came again when the request was sent again, but no other cell of this run has answered the same request: "
-        f"run {cell.name.reference} beside it"
+        f"run {cell.name.reference} too"
     )
 
 

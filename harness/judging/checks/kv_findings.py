@@ -116,7 +116,7 @@ def _where_of_kv(found: KVComparison, count: int, whose: str) -> str:
         _layers(layers) if layers else "",
         f"in head{'s' if len(heads) > 1 else ''} {ranges(heads)}" if some else "",
         f"in block{'s' if len(found.blocks) > 1 else ''} {ranges(found.blocks)} of {count}",
-        f"(tokens {ranges(found.tokens)})" if found.tokens else "",
+        f"(token{'s' if len(found.tokens) > 1 else ''} {ranges(found.tokens)})" if found.tokens else "",
     ]
     return " ".join(p for p in parts if p) + _instead(found, whose)
 
@@ -136,7 +136,8 @@ def _instead(found: KVComparison, whose: str) -> str:
         return ": zeros"
     if (moved := _moved(found)) is not None:
         here, there = moved
-        return f": block {here} holds what {whose} has in block {there}, {there - here:+d} blocks away"
+        plural = "s" if abs(there - here) > 1 else ""
+        return f": block {here} holds what {whose} has in block {there}, {there - here:+d} block{plural} away"
     return ""
 
 

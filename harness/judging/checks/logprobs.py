@@ -191,7 +191,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
             # The grammar moves the distance to tokens that it does not admit.
             continue
         if row is None or row.min_top_gap is None:
-            message = "expected the log-probs of this prompt in the reference, found none; record it anew"
+            message = "expected the log-probs of this prompt in the baseline, found none; record the baseline again"
             findings.append(cell.no_baseline(name, message, o))
             continue
         if not _complete(leg):

@@ -116,7 +116,10 @@ def _hits(answers: Sequence[_Answer]) -> Mapping[str, Hits]:
 def _tested(test: RegisteredTest, answers: Sequence[_Answer], cells: int, judging: Judging, alpha: float) -> Tested:
     whose = "the P/D cells and their single engines" if test.scenario == COLD else f"{test.scenario} and the same cold"
     if not answers:
-        problem = f"expected outputs of {whose} that were re-scored or have a baseline with A/A, found none"
+        problem = (
+            f"expected outputs of {whose} that were re-scored, or a baseline that was recorded twice, found neither; "
+            "record it with `harness baseline record --repeat 2`"
+        )
         return Tested(test, None, problem=problem)
     arms = _arms(answers)
     swap = label_swap(arms, judging.permutations, judging.seed, alpha)

@@ -117,8 +117,8 @@ def _finding(
         return None
     verdict, why = again.verdict(NAME, cell, o, "drop")
     message = (
-        f"expected the first drafts of {o.prompt_id} to be accepted as often as in {against} {what}, found "
-        f"{ours.accepted} of {ours.steps} beside {theirs.accepted} of {theirs.steps} (p {p:.2g}, level {level:.2g}): "
+        f"{ours.accepted} of {ours.steps} first drafts of {o.prompt_id} were accepted, {theirs.accepted} of "
+        f"{theirs.steps} in {against}, {what} (p {p:.2g}, level {level:.2g}): "
         f"{why}; repeat the request with `harness repro`"
     )
     evidence = DraftsBeside(
@@ -135,14 +135,19 @@ def _tests(mine: _Drafted, twin: _Drafted) -> Iterator[tuple[float, _FirstDrafts
     """Yield ways to compare a request with its twin: the p-value, the shares, and words for which steps these are."""
     same = common_prefix(mine.output, twin.output)
     ours, theirs = mine.before(same), twin.before(same)
-    yield fisher_fewer(*ours, *theirs), ours, theirs, "as long as both say the same"
+    yield fisher_fewer(*ours, *theirs), ours, theirs, "while both outputs are the same"
     known = {start: hit for start, hit in twin.steps() if start < same}
     alike = [(hit, known[start]) for start, hit in mine.steps() if start in known]
     ours, theirs = (
         (_FirstDrafts(sum(side), len(side)) for side in zip(*alike, strict=True)) if alike else (_NONE, _NONE)
     )
     lost = sum(hit < other for hit, other in alike)
-    yield sign_more(lost, sum(hit > other for hit, other in alike)), ours, theirs, "in steps that begin alike"
+    yield (
+        sign_more(lost, sum(hit > other for hit, other in alike)),
+        ours,
+        theirs,
+        "in steps from the same token on",
+    )
     if not mine.whole.accepted and mine.whole.steps >= _NOTHING_IN:
         yield fisher_fewer(*mine.whole, *twin.whole), mine.whole, twin.whole, "in the whole answer"
 

@@ -176,7 +176,7 @@ def _block_bytes(cell: CellView) -> list[Finding]:
             )
             findings.append(cell.untested(NAME, message, o, Counted(counters=decode.counters)))
     if cell.record.recurrent and state <= 0:
-        message = "expected NIXL to move a state besides blocks in each hand-off, found the bytes of blocks alone"
+        message = "expected NIXL to move recurrent state as well as blocks in each hand-off, found only blocks"
         findings.append(cell.untested(NAME, message))
     return findings + _implausible(cell, size)
 

@@ -107,7 +107,7 @@ def law_of(requests: Sequence[Circumstances], block_size: int, noun: str = "requ
 
 def _only(best: _Explanation, excluded: Sequence[_Explanation], total: int, no_length: bool) -> Law:
     """Return the law that is left alone, with the counts by which it is."""
-    against = [f"{e.kind} (by {counted(e.wrong, 'request')})" for e in excluded]
+    against = [f"{e.kind} (contradicted by {counted(e.wrong, 'request')})" for e in excluded]
     if no_length:
         against.insert(0, "lengths (no rule fits)")
     text = f"{IFF}{best.clause}" if best.law is None else best.law.text

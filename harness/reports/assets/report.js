@@ -114,7 +114,7 @@
       el("td", { className: "n" }, row.accepted === undefined ? "–" : row.accepted.toFixed(2)),
       el("td", { className: "n" }, row.seconds.toFixed(2))));
     const more = left.length > most ? el("p", {}, el("button", { type: "button", onclick: () => { most += MORE; draw(); } },
-      `show ${Math.min(MORE, left.length - most)} more of ${left.length}`)) : "";
+      `show ${Math.min(MORE, left.length - most)} more of ${left.length.toLocaleString("en")}`)) : "";
     table.replaceChildren(el("table", { className: "prompts" }, el("thead", {}, head), el("tbody", {}, ...body)), more || "");
     table.hidden = false;
     const counted = (list) => `${list.filter((i) => !i.hidden).length} of ${list.length}`;

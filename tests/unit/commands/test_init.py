@@ -55,7 +55,7 @@ def test_without_the_hub_names_stay_and_it_says_how_to_pin_them(tmp_path):
     profile = read_profile(str(path))
     assert (profile.target.revision, profile.target.pinned) == ("main", None)
     assert len(notes) == 2
-    assert f"add @COMMIT behind its name; `harness models --profile {path}` shows it" in notes[0]
+    assert f"append @COMMIT to its name; `harness models --profile {path}` shows it" in notes[0]
     assert "the hub is away" in notes[0]
     assert f"`harness models --profile {path}` shows" in path.read_text()
 

@@ -166,7 +166,7 @@ def test_gpus_of_another_harness_are_left_to_it(monkeypatch):
     monkeypatch.setattr(gpus, "_HELD", {})
     monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(dir=os.environ["TMPDIR"]))
     every = other("GPU-0", "GPU-1", "GPU-2")
-    with pytest.raises(EngineStartError, match="no other harness has, found 3 GPUs that others have; give each"):
+    with pytest.raises(EngineStartError, match="found 3 GPUs in use by other harness runs; give each"):
         local_inventory(profile)
     every.kill()
     every.communicate()

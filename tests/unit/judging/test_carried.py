@@ -75,7 +75,7 @@ def test_known_defects_are_carried(folder: Path, tmp_path: Path):
 
 def test_other_references_than_those_of_the_runs_own_judgement_are_said(folder: Path):
     def notices() -> list[str]:
-        return [n for n in assess(load_history(folder)).judgement.notices if "own judgement" in n]
+        return [n for n in assess(load_history(folder)).judgement.notices if "first judged" in n]
 
     record = json.loads((folder / "run.json").read_text())
     record["profile"]["known_defects"] = "/elsewhere/mine.yaml"
@@ -85,12 +85,10 @@ def test_other_references_than_those_of_the_runs_own_judgement_are_said(folder: 
     check(folder, into=folder)
     assert notices() == []
     (folder / CARRIED_KNOWN).write_text("format: 1\ndefects: []  # edited\n")
-    assert notices() == [
-        "changed or replaced since the run's own judgement (judgement.json): list of expected failures"
-    ]
+    assert notices() == ["changed since the run was first judged (judgement.json): list of expected failures"]
     shutil.rmtree(folder / "references")
     assert "baseline of eagle3" in notices()[0] and "list of expected failures" in notices()[0]
-    assert not any("own judgement" in n for n in check(folder, NAMED).summary.judgement.notices)
+    assert not any("first judged" in n for n in check(folder, NAMED).summary.judgement.notices)
     (folder / "judgement.json").write_text("[]")
     assert notices() == []
 

@@ -74,7 +74,7 @@ def test_what_the_machine_may_have_done_is_unknown(failed, words):
 def test_a_failure_is_unknown_where_nobody_answered_the_same_request(other):
     verdict = judged(failing(), *([other] if other else []))
     (finding,) = (f for f in results_of(verdict)["complete"].findings if "exchange broke" in f.message)
-    assert verdict.verdict is Verdict.UNKNOWN and "run single-none beside it" in finding.message
+    assert verdict.verdict is Verdict.UNKNOWN and "run single-none too" in finding.message
 
 
 def test_an_engine_that_ends_twice_is_a_regression_with_what_it_logged():

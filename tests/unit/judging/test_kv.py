@@ -85,7 +85,7 @@ def test_one_changed_element_of_a_hand_off_is_located(run: Run):
     found = run.handed_over()
     (finding,) = found.findings
     assert (found.verdict, finding.damage, finding.verdict) == (Verdict.REGRESSION, "target-kv", Verdict.REGRESSION)
-    assert "other keys in layer model.layers.1.attn in head 2 in block 1 of 3 (tokens 40)" in finding.message
+    assert "other keys in layer model.layers.1.attn in head 2 in block 1 of 3 (token 40)" in finding.message
     assert finding.location.blocks == (1,) and finding.location.of == 3 and finding.location.position == 40
 
 
@@ -105,7 +105,7 @@ def test_lost_and_shifted_blocks_are_named(run: Run):
 def test_blocks_of_elsewhere_are_named(run: Run):
     run.decode[:, :, :32] = run.kv[:, :, 32:64]
     (finding,) = run.handed_over().findings
-    assert "block 0 holds what P has in block 1, +1 blocks away" in finding.message
+    assert "block 0 holds what P has in block 1, +1 block away" in finding.message
     assert finding.location.shift == 1
 
 

@@ -64,7 +64,7 @@ def test_the_law_of_a_defect_is_named_and_the_others_are_excluded(clause):
         assert law.text.startswith(f"as far as these prompts show, fails if {clause}; which may be chance")
         return
     assert law.text.startswith(f"{IFF}{clause}") and "excluded: " in law.text and law.exact
-    assert ("age (by " in law.text) == ("sent from" not in clause)
+    assert ("age (contradicted by " in law.text) == ("sent from" not in clause)
 
 
 @pytest.mark.parametrize("clause", STATES)

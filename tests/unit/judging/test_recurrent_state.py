@@ -89,7 +89,7 @@ def test_state_or_block_that_did_not_move_is_unknown(moved):
 
 def test_no_state_in_any_hand_off_is_unknown():
     result = check(recorded(*(handed(n, moved=32768.0 * -(-(n - 1) // BLOCK)) for n in LENGTHS)))
-    assert "found the bytes of blocks alone" in result.findings[0].message
+    assert "found only blocks" in result.findings[0].message
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_one_request_without_drafts_is_suspect_with_its_prompt_named():
     assert [(f.prompt_id, f.verdict, f.damage) for f in result.findings] == [(f"p{ONE}", Verdict.SUSPECT, "drafter-kv")]
     (finding,) = result.findings
     assert finding.evidence.accepted == 0 and finding.evidence.p < 1e-6
-    assert "beside" in finding.message and "single-eagle3 of this run" in finding.message
+    assert "32 of 39 in single-eagle3 of this run" in finding.message
     assert judge(night(stages=1, pd=lost), baselines()).verdict is Verdict.SUSPECT
 
 

@@ -65,6 +65,17 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert "2 of 3" in printed(print_comparison, found)
 
 
+def test_settings_are_shown_without_the_brackets_of_python():
+    """The page showed ``[]``, ``None`` and ``{'VLLM_USE_FLASHINFER_SAMPLER': '0'}``."""
+    found = compare_runs(RUNS / "M4", RUNS / "gpu", References(baselines=BASELINES))
+    rows = {name: sides for name, *sides in found.differing}
+    assert rows["gpus"] == ["none", "NVIDIA H200, 143771 MiB"]
+    assert rows["engine.env"] == ["none", "VLLM_USE_FLASHINFER_SAMPLER=0"]
+    assert not any(mark in side for sides in rows.values() for side in sides for mark in ("[", "{", "None"))
+    # In whatever order a profile has them.
+    assert "engine.tensor_parallel" not in rows
+
+
 def test_a_cause_of_many_findings_is_one_card_and_one_line():
     found = compare_runs(RUNS / "plan-rows", RUNS / "M4", References(baselines=BASELINES))
     (new,) = found.new
@@ -75,6 +86,8 @@ def test_a_cause_of_many_findings_is_one_card_and_one_line():
     lines = printed(print_comparison, found, 400).splitlines()
     assert [line for line in lines if line.startswith("new: ")] == [f"new: ✘ REGRESSION {sentence_of(new)} ×10"]
     assert found.sentence.endswith(f"1 new cause, 0 resolved; new: {sentence_of(new)}")
+    # They share no prompt: that nothing changed is not known.
+    assert "no tokens to compare; no acceptance to compare" in found.sentence
     back = compare_runs(RUNS / "M4", RUNS / "plan-rows", References(baselines=BASELINES))
     assert ([c.damage for c in back.gone], back.new) == (["drafter-kv"], ())
 
@@ -111,6 +124,9 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     (tmp_path / "broken" / "run.json").write_text("{")
     shutil.copytree(tmp_path / "run1", tmp_path / "run1-again")
     shutil.copytree(tmp_path / "run2" / "cells", tmp_path / "torn" / "cells")
+    # Of a shrunk case there is nothing to say: it was never a run.
+    shutil.copytree(tmp_path / "run2" / "cells", tmp_path / "shrunk" / "cells")
+    (tmp_path / "shrunk" / "shrink.json").write_text("{}")
     trend = load_trend(tmp_path)
     assert [n.run_id for n in trend.runs] == ["run0", "run1", "run2"]
     assert [line.partition(": ")[0] for line in trend.left_out] == ["armed", "broken", "run1-again", "torn"]
