@@ -54,6 +54,9 @@ class PrefixCache:
         drops = self._cell.speculative and self._cell.traits.drops_block
         most = self._after_drop(matched, limit, size if drops else 0)
         kept = self._kept_by_all_kinds(donor, role, matched, size if drops else 0)
+        if kept > len(self._computed_prompt(donor, role)):
+            # Of an answer, the last block may not be kept when the next turn ends with it.
+            kept = min(kept, limit)
         least = self._after_drop(kept, limit, size if drops else 0)
         reused = drops and _after(self._cell.history.run.versions.get("vllm"), "0.32.0")
         return Hit(least, min(matched, limit) if reused else most)

@@ -232,10 +232,6 @@ class GivenBack(_Scenario):
     rounds: int = Field(default=1, ge=1)
 
     @property
-    def evicts(self) -> bool:
-        return True
-
-    @property
     def acceptance_slack(self) -> float:
         return PRESSURE_SLACK
 
