@@ -276,4 +276,4 @@ def test_what_p_reads_back_and_answers_from_is_compared_with_what_d_held(tmp_pat
     else:
         (words,) = messages
         assert "expected P to hold what D had when it ended the turn before, found other values in layer" in words
-        assert words.endswith("in layer model.layers.1.attn in head 2 in block 2 of 6 (tokens 70)")
+        assert words.endswith("in layer model.layers.1.attn in head 2 in block 2 of 6 (token 70)")
