@@ -79,6 +79,8 @@ _BY_WITNESS = {HANDED_OVER, COMPUTED, KEPT, drafts.NAME}
 """Checks that see no word of an answer."""
 _NOT_READ = {("dflash", "target_token_ids")}
 """Inputs that a proposer is given and does not use: DFlash knows the text from the target's hidden states alone."""
+_NOT_READ_FIRST = {"target_token_ids"}
+"""The same in the first step after a hand-off: the next token stands in place of the only one that D computes."""
 
 
 class Damage(Mutation):
@@ -185,7 +187,8 @@ def _variants(
         for name, ways in _INPUTS.items():
             for how in () if (method.kind, name) in _NOT_READ else ways:
                 yield name, how, _EVERY, {"input": name, "how": how}
-                yield name, how, _FIRST, {"input": name, "how": how, "first": ""}
+                if name not in _NOT_READ_FIRST:
+                    yield name, how, _FIRST, {"input": name, "how": how, "first": ""}
 
 
 def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[CellWork]:

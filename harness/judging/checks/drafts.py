@@ -60,9 +60,12 @@ def _request(finding: Finding) -> tuple[str | None, str | None]:
 
 
 def _reference(cell: CellView, o: Observation) -> Observation | None:
-    """Return the single engine's answer to the same prompt; None where that is ``o``, or has no notes."""
+    """Return the single engine's answer to the same prompt; None where that is ``o``, has no notes, or begins with
+    another token, as a parameter may make it: then no step of both follows the same tokens."""
     other = cell.kv_held.other_answer(o, cell.name.single) if is_noted(o) else None
-    return other if other is not None and is_noted(other) else None
+    if other is None or not is_noted(other):
+        return None
+    return other if common_prefix(_output(o), _output(other)) else None
 
 
 def _drafted(o: Observation) -> bool:

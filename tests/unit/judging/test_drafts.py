@@ -14,7 +14,7 @@ from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafts
 from harness.judging.checks.registry import judge_cell
-from tests.support.builders import history, observation, view, with_profile
+from tests.support.builders import change_final, history, observation, view, with_profile
 from tests.support.kv_caches import AtOnce, as_in_an_engine, kv_of, write_notes
 
 _TOKENS = 83
@@ -128,6 +128,12 @@ def test_steps_that_have_no_place_in_common_are_unknown(run: Drafting):
     run.positions["single"] = [p + 1 for p in run.positions["decode"]]
     found = run.judged()
     assert (found.verdict, found.judged) == (Verdict.UNKNOWN, 0)
+
+
+def test_answers_that_begin_with_another_token_are_not_compared(run: Drafting):
+    ids = run.answers[0].final.output_ids
+    run.answers[0] = change_final(run.answers[0], output_ids=(ids[0] + 1, *ids[1:]))
+    assert not drafts.applies(run.view())
 
 
 def test_the_check_applies_where_drafters_tell(run: Drafting):
