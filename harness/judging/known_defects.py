@@ -100,10 +100,15 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     if o is None or o.final is None:
         return True
     name = CellName.of(finding.cell)
-    if defect.improbable and not _goes_wrong_impossibly(finding, o.final, alone=name.topology == "single"):
-        return False
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
-    return not defect.alike or twin is None or twin.final is None or twin.final.output_ids == o.final.output_ids
+    other = twin.final if twin is not None else None
+    impossible = _goes_wrong_impossibly(finding, o.final, alone=name.topology == "single")
+    if finding.check == _BESIDE_SINGLE and other is not None:
+        # They part where the first of the two goes wrong, which may be the single engine.
+        impossible = impossible or _goes_wrong_impossibly(finding, other, alone=True)
+    if defect.improbable and not impossible:
+        return False
+    return not defect.alike or other is None or other.output_ids == o.final.output_ids
 
 
 def _sent_as(defect: KnownDefect, o: Observation | None) -> bool:
@@ -113,6 +118,8 @@ def _sent_as(defect: KnownDefect, o: Observation | None) -> bool:
     return (by_mistake or not defect.mistakes) and (with_parameter or not defect.parameters)
 
 
+_BESIDE_SINGLE = "tokens-single"
+"""The check whose findings are about two answers of equal standing."""
 _IMPOSSIBLE_NATS = 10.0
 """Below this log-prob no temperature at which margins force every token would ever draw a token. Seen: -25 to -53."""
 

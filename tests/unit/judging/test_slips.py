@@ -195,6 +195,26 @@ def test_a_pair_gives_the_first_token_in_a_verify_step_too():
     assert {f.first_wrong for f in found if f.cell == "pd-eagle3"} >= {0}
 
 
+def test_the_single_engine_may_go_wrong_before_the_pair_does():
+    """Three tokens of the pair are right; the single engine has gone wrong by then."""
+    recorded = load_history(RUNS.parent / "attacked")
+    right = recorded.of("single-none", "ids", "sampled")
+
+    def later(o):
+        outputs = (*right[o.key].final.output_ids[:3], *o.final.output_ids[3:])
+        return change_final(o, output_ids=outputs, chosen_logprobs=(*[0.0] * 3, *o.final.chosen_logprobs[3:]))
+
+    mine = ("pd-eagle3", "sampled")
+    changed = with_answers(
+        recorded, (later(o) if (o.cell, o.scenario) == mine and o.form == "ids" else o for o in recorded.observations)
+    )
+    references = baselines_for(changed, recorded.folder / "references" / "baselines")
+    judgement = apply_known(judge(changed, references), load_known(REPOSITORY / "known-defects.yaml"), changed)
+    found = [f for f in judgement.findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
+    assert [f.first_wrong for f in found if f.scenario == "sampled"] == [1] * 4
+    assert {f.known for f in found} == {"cpu-sampled-with-speculation"}
+
+
 def test_an_answer_that_is_wrong_from_its_first_token_on_has_another_defect():
     wrong = sampled(lambda o: change_final(o, output_ids=(o.final.output_ids[0] + 1, *o.final.output_ids[1:])))
     found = [f for f in wrong.findings if f.first_wrong == 0]
