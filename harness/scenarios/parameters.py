@@ -44,6 +44,11 @@ class ParametersKind(Kind[Parameters]):
         ]
 
     def impossible(self, config: Parameters, profile: Profile, prompts: Mapping[str, Prompt]) -> str | None:
+        if "single" not in profile.topologies:
+            return (
+                "it needs the plain single engine, whose answers say what is right, and the profile has only pairs; "
+                "add single to topologies, or leave the scenario out (without_scenarios)"
+            )
         known = not OF_TEXT.issuperset(config.parameters)
         if known and (problem := answered_briefly(config.prompts, prompts, LONG_ENOUGH)) is not None:
             return problem

@@ -308,6 +308,10 @@ def change_scenario(kind: str, /, **changes):
         ),
         (change_scenario("pressure", local=[]), "fewer than the 22 blocks"),
         (change_scenario("pressure", load=["long-222", "long-223", "long-224"], local=[]), "load moved to `local`"),
+        (
+            lambda r: r.update(topologies=["pd"], exclude=[]),
+            "parameters cannot occur: it needs the plain single engine",
+        ),
         (change_scenario("refill", fill=["copy-117-22"]), "scenario refill cannot occur"),
         (change_scenario("late-pull", fill=["copy-117-22"]), "scenario late-pull cannot occur"),
         (
