@@ -7,16 +7,11 @@ message: its number, its time, and its events.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
-from harness.errors import DataError
 from harness.history.layout import witness_files
-from harness.util import json_io
-from harness.util.invalid_data import describe_validation_error
+from harness.history.notes import engines_of, lines_of, role_of, validated
 from harness.util.strict import Strict
 
 MARK = "kv_events"
@@ -27,7 +22,7 @@ SUFFIX = "-events"
 
 def is_events(path: Path) -> bool:
     """Return whether a file among the notes of KV caches has events."""
-    return path.name.rsplit(".", 3)[1].endswith(SUFFIX)
+    return role_of(path).endswith(SUFFIX)
 
 
 class KVEvent(Strict):
@@ -68,36 +63,13 @@ def read_events(folder: Path, group: str) -> dict[str, EngineEvents]:
     found: dict[str, list[KVMessage]] = defaultdict(list)
     errors: dict[str, list[str]] = defaultdict(list)
     for path in filter(is_events, witness_files(folder)):
-        engines, role = path.name.rsplit(".", 3)[:2]
-        if engines != group:
+        if engines_of(path) != group:
             continue
-        role = role.removesuffix(SUFFIX)
+        role = role_of(path).removesuffix(SUFFIX)
         found[role] += ()
-        for row in _rows(path):
+        for _, row in lines_of(path):
             if "error" in row:
                 errors[role].append(str(row["error"]))
             elif MARK not in row:
-                found[role].append(_message(row, path))
+                found[role].append(validated(KVMessage, row, path))
     return {role: EngineEvents(tuple(messages), tuple(errors[role])) for role, messages in found.items()}
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the content of each complete line."""
-    lines: Sequence[bytes] = path.read_bytes().splitlines(keepends=True)
-    for line in lines:
-        if not line.endswith(b"\n"):
-            return
-        try:
-            row = json_io.loads(line.decode())
-        except ValueError as error:
-            raise DataError(f"{path}: expected JSON, found damaged data ({error})") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}: expected objects, found {type(row).__name__}")
-        yield row
-
-
-def _message(row: dict[str, Any], path: Path) -> KVMessage:
-    try:
-        return KVMessage.model_validate(row)
-    except ValidationError as error:
-        raise DataError(f"{path}: found damaged data:\n{describe_validation_error(error)}") from error

@@ -336,6 +336,16 @@ class Observation(Strict):
         return self.leg("prefill") if self.route == "read-back" else self.leg("decode") or self.leg("single")
 
     @property
+    def output(self) -> tuple[int, ...]:
+        """The tokens that a user would receive; none without an answer, or without ids in it."""
+        return (self.final.output_ids if self.final is not None else None) or ()
+
+    @property
+    def ended_at(self) -> float:
+        """When it was answered: ``started_at`` and the time of its legs, without what the harness did between them."""
+        return self.started_at + sum(leg.seconds for leg in self.legs)
+
+    @property
     def scores(self) -> bool:
         """Whether the request re-scores an output."""
         return self.scenario == RESCORE and self.instance == 0

@@ -6,24 +6,23 @@ import base64
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from harness.errors import DataError
 from harness.history.index import LONGEST_LINE
 from harness.history.kv_events import is_events
 from harness.history.layout import witness_files
+from harness.history.notes import engines_of, lines_of, role_of, validated
 from harness.util import json_io
 from harness.util.byte_cache import ByteCache
-from harness.util.invalid_data import describe_validation_error
 from harness.util.strict import Strict
 
-_Model = TypeVar("_Model", bound=Strict)
 Moment = Literal["begin", "end", "answer", "drafts"]
 CELL = 16
 """Tokens in a cell."""
@@ -216,12 +215,12 @@ class KVWitness:
                 self._read(path)
 
     def _read(self, path: Path) -> None:
-        engines, role = engines_of(path), path.name.rsplit(".", 3)[1]
-        for offset, row in _lines(path):
+        engines, role = engines_of(path), role_of(path)
+        for offset, row in lines_of(path):
             if "error" in row:
                 self.errors[engines].append(str(row["error"]))
             elif "witness" in row:
-                self._headers[path] = _validated(_Header, row, path)
+                self._headers[path] = validated(_Header, row, path)
                 self.unseen[engines] |= self._headers[path].unseen
                 self.drafting |= {engines} if self._headers[path].drafts else set()
             elif path not in self._headers:
@@ -254,7 +253,7 @@ class KVWitness:
         with place.path.open("rb") as stream:
             stream.seek(place.offset)
             line = stream.readline(LONGEST_LINE)
-        row = _validated(_Row, json_io.loads(line.decode()), place.path)
+        row = validated(_Row, json_io.loads(line.decode()), place.path)
         groups = {g.group: g for g in self._headers[place.path].groups}
         order = [g.group for g in self._headers[place.path].groups]
         noted = []
@@ -272,39 +271,9 @@ class KVWitness:
         return whole
 
 
-def engines_of(notes: Path) -> str:
-    """Return the group of engines one of which wrote a file of notes."""
-    # A group's name may contain dots.
-    return notes.name.rsplit(".", 3)[0]
-
-
 def _side(role: str) -> str:
     """Return which engine of a pair a role is: a single cell is asked of D."""
     return "prefill" if "prefill" in role else "decode"
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the offset and content of each complete line; what an engine was writing when it was killed is left out."""
-    with path.open("rb") as stream:
-        while True:
-            offset = stream.tell()
-            line = stream.readline(LONGEST_LINE)
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json_io.loads(line.decode())
-            except ValueError as error:
-                raise DataError(f"{path}: expected JSON, found damaged data ({error})") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}: expected objects, found {type(row).__name__}")
-            yield offset, row
-
-
-def _validated(model: type[_Model], row: Mapping[str, Any], path: Path) -> _Model:
-    try:
-        return model.model_validate(row)
-    except ValidationError as error:
-        raise DataError(f"{path}: found damaged data:\n{describe_validation_error(error)}") from error
 
 
 def _array(text: str, dtype: str, path: Path) -> NDArray[Any]:

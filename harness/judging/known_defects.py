@@ -102,11 +102,11 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     name = CellName.of(finding.cell)
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
     other = twin.final if twin is not None else None
-    impossible = _goes_wrong_impossibly(finding, o.final, alone=name.topology == "single")
+    sides = [(o.final, name.topology == "single")]
     if finding.check == _BESIDE_SINGLE and other is not None:
         # They part where the first of the two goes wrong, which may be the single engine.
-        impossible = impossible or _goes_wrong_impossibly(finding, other, alone=True)
-    if defect.improbable and not impossible:
+        sides.append((other, True))
+    if defect.improbable and not any(_goes_wrong_impossibly(finding, leg, alone) for leg, alone in sides):
         return False
     return not defect.alike or other is None or other.output_ids == o.final.output_ids
 

@@ -140,6 +140,9 @@ def in_both(scenario: str) -> tuple[View, ...]:
     return (*in_pair(scenario), *in_single(scenario))
 
 
+WITH_ADAPTERS = OwnEngines(
+    "LoRA adapters", like="cpu-lora", settings=("adapters",), scenarios=(Borrowed("cpu-lora", "adapters"),)
+)
 WINDOWED = OwnEngines(
     "a target with windows", like="cpu-layouts", target=True, scenarios=(Borrowed("cpu-layouts", "given-back"),)
 )

@@ -90,7 +90,7 @@ def _asked(history: History, records: list[CellRecord], verdicts: Mapping[str, V
         if not rows:
             continue
         begin = min(o.started_at for o in rows)
-        end = max(o.started_at + sum(leg.seconds for leg in o.legs) for o in rows)
+        end = max(o.ended_at for o in rows)
         words = f"{record.cell}: {counted(len(rows), 'request')} in {end - begin:.1f} s, {record.state}"
         bars.append(Bar("cell", words, begin, end, record.cell, verdicts.get(record.cell)))
         bars += [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.history.kv_events import is_events
 from harness.history.layout import WITNESS
-from harness.history.witness import engines_of
+from harness.history.notes import engines_of
 from harness.util.storage import writing
 
 _SETTLED_S = 0.1

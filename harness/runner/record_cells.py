@@ -111,9 +111,8 @@ def _send_all(session: EngineGroupSession, work: CellWork, recorder: Recorder, r
         done += 1
         errors += observation.error is not None
         # Overlapping requests count once.
-        end = observation.started_at + sum(leg.seconds for leg in observation.legs)
-        waited += max(0.0, end - max(observation.started_at, busy_until))
-        busy_until = max(busy_until, end)
+        waited += max(0.0, observation.ended_at - max(observation.started_at, busy_until))
+        busy_until = max(busy_until, observation.ended_at)
         step = session.group.expected.request_s(work.cell.topology)
         reporter.step(f"{work.cell.id} {observation.scenario} {done}/{work.requests}", step)
     if not second_p:

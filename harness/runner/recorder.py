@@ -167,7 +167,7 @@ class Recorder:
 
     def append(self, observation: Observation) -> None:
         observation = cleaned(observation)
-        self.busy.add(observation.started_at, observation.started_at + sum(leg.seconds for leg in observation.legs))
+        self.busy.add(observation.started_at, observation.ended_at)
         with self._lock:
             self._writer.append(observation)
             self.outputs.add(observation)

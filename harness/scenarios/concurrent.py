@@ -38,9 +38,9 @@ class ConcurrentKind(Kind[Concurrent]):
         role = cell.prefilling
         yield from _one_step(cell, holder, short, stage_counters(cell, holder, role), role)
         yield from batched(cell, [holder, *short, *late], stage_counters(cell, holder, cell.answering))
-        if not any(o.started_at < _end(holder) for o in late):
+        if not any(o.started_at < holder.ended_at for o in late):
             yield Gap(late[0], "the late request began after the long one had ended")
-        if not any(_end(o) < _end(holder) for o in short):
+        if not any(o.ended_at < holder.ended_at for o in short):
             yield Gap(holder, "expected a short request to end before the long one, so that rows move, found none")
         again = parts.get("again")
         if again is not None and cell.record.several_kinds:
@@ -80,10 +80,6 @@ def _rows(config: Concurrent, prompts: Mapping[str, Prompt]) -> list[Stage]:
     ]
     again = Send(holder.prompt, "again", holder.group, max_tokens=limit)
     return [Stage((*queue, *late), hold="first"), Stage((again,))]
-
-
-def _end(o: Observation) -> float:
-    return o.started_at + sum(leg.seconds for leg in o.legs)
 
 
 def _one_step(

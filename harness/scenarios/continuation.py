@@ -85,8 +85,7 @@ class ContinuationKind(Kind[Continuation]):
 def _computed_again(donor: Observation, subject: Observation, prefill: Leg) -> Iterator[Gap]:
     """Yield that P computed tokens that it should have read: D has those of the turn before and of its answer but the
     last, and P computes the last one of a prompt in any case."""
-    said = (donor.final.output_ids if donor.final is not None else None) or ()
-    known = min(common_prefix((*donor.sent_ids, *said[:-1]), subject.sent_ids), len(subject.sent_ids) - 1)
+    known = min(common_prefix((*donor.sent_ids, *donor.output[:-1]), subject.sent_ids), len(subject.sent_ids) - 1)
     had = hits_of(prefill) + prefill.external_tokens
     if had < known:
         yield Gap(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.history.records import Observation
 from harness.profiles.kv_layout import FULL, recurrent, target_config, windows_of
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import GivenBack
 from harness.prompts.lengths import held_blocks
 from harness.prompts.model import Prompt
 from harness.scenarios.base import SHORT, Gap, Kind, Occurrence, Send, Stage, one
-from harness.scenarios.possible import pool_of
+from harness.scenarios.possible import fewest_held, pool_of
 from harness.scenarios.proving import hits_of, leg_of
 
 
@@ -38,7 +37,7 @@ class GivenBackKind(Kind[GivenBack]):
             )
         kinds = len(windows) + state
         taken = sum(_whole(prompts[p].tokens, size, kinds) for p in config.fill)
-        free = None if pool is None else pool - 1 - held_blocks(tokens, size, windows, state)
+        free = None if pool is None else pool - 1 - fewest_held(profile, tokens)
         if free is not None and taken < free:
             return pool_of(
                 f"at most {taken + (pool or 0) - free} blocks, of which its fill takes all that are free", pool or 0
@@ -52,7 +51,7 @@ class GivenBackKind(Kind[GivenBack]):
         cell, parts = seen.cell, seen.parts
         holder, again, record = parts["holder"], parts["again"], seen.cell.record
         fill = [o for part, o in parts.items() if part.startswith("fill")]
-        late = [o for o in fill if not _end(o) < _end(holder)]
+        late = [o for o in fill if not o.ended_at < holder.ended_at]
         if late:
             yield Gap(late[0], f"expected it to be answered before {holder.prompt_id}, found it to have ended later")
         engine = cell.engine(cell.answering)
@@ -99,7 +98,3 @@ def _taken(config: GivenBack, prompts: Mapping[str, Prompt]) -> list[Stage]:
 def _whole(tokens: int, block_size: int, kinds: int) -> int:
     """Return the whole blocks of a prompt, which alone stay in the prefix cache: the others are taken again first."""
     return kinds * (tokens // block_size)
-
-
-def _end(o: Observation) -> float:
-    return o.started_at + sum(leg.seconds for leg in o.legs)

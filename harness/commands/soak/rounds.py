@@ -82,7 +82,7 @@ class RoundJudge:
         """Return findings on requests whose tokens differ from those of their first answer in an earlier round."""
         out = []
         for o in view.answered().values():
-            ours = (o.final.output_ids if o.final else None) or ()
+            ours = o.output
             first = self._first.setdefault(o.prompt_id, ours)
             if ours == first:
                 continue

@@ -44,7 +44,7 @@ def drafts_computed(cell: CellView) -> CheckResult:
             whose = f"the {_role(o)} engine" if not ours else cell.name.single
             findings.append(cell.untested(NAME, f"expected a note of what {whose} made its drafts of, found none", o))
             continue
-        alike = len(o.sent_ids) + common_prefix(_output(o), _output(other))
+        alike = len(o.sent_ids) + common_prefix(o.output, other.output)
         found = compare_drafts(ours, theirs, len(o.sent_ids) - 1, alike, bound)
         judged += bool(found.drafts)
         compared += found.drafts
@@ -65,16 +65,12 @@ def _reference(cell: CellView, o: Observation) -> Observation | None:
     other = cell.kv_held.other_answer(o, cell.name.single) if is_noted(o) else None
     if other is None or not is_noted(other):
         return None
-    return other if common_prefix(_output(o), _output(other)) else None
+    return other if common_prefix(o.output, other.output) else None
 
 
 def _drafted(o: Observation) -> bool:
     """Return whether a step verified drafts of an answer, by what the engine says of it."""
     return o.final is not None and o.final.speculation is not None and o.final.speculation.num_drafted > 0
-
-
-def _output(o: Observation) -> tuple[int, ...]:
-    return (o.final.output_ids if o.final is not None else None) or ()
 
 
 def _role(o: Observation) -> str:

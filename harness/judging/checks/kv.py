@@ -220,7 +220,7 @@ def _answered(
     cell: CellView, o: Observation, role: str, reference: KVReference
 ) -> Iterator[tuple[KVComparison, Finding | None]]:
     """Compare the target's KV of an answer with that of the reference, up to the first other token."""
-    ours, ids = cell.kv_held.answer(o, role), (o.final.output_ids if o.final is not None else None) or ()
+    ours, ids = cell.kv_held.answer(o, role), o.output
     if ours is None or reference.answer is None:
         return
     # The KV of a token stands at its place; that of the last one is not computed.
@@ -275,7 +275,7 @@ def _changed(cell: CellView, o: Observation, role: str, noted: Noted, found: KVC
 def _of_another_answer(o: Observation, found: KVComparison, reference: KVReference) -> bool:
     """Return whether a drafter's KV differs only at the last token of a prompt, of answers that begin with different
     tokens: a drafter reads each token together with the next one."""
-    ours = next(iter((o.final.output_ids if o.final is not None else None) or ()), None)
+    ours = next(iter(o.output), None)
     return found.tokens == (len(o.sent_ids) - 1,) and ours != next(iter(reference.output_ids), None)
 
 

@@ -156,7 +156,7 @@ def _replayed(
         wrong += [_Told(message.at, words) for event in message.events for words in cache.take(event)]
     for o in waiting:
         missed += _unannounced(cell, role, cache, o)
-    spans = [(o.started_at, o.started_at + sum(leg.seconds for leg in o.legs) + _SLACK_S) for o in asked]
+    spans = [(o.started_at, o.ended_at + _SLACK_S) for o in asked]
     mine = [t.words for t in wrong if any(start <= t.at <= end for start, end in spans)]
     return list(_first_of_each_kind(mine).values()), missed
 

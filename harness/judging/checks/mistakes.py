@@ -69,7 +69,7 @@ def _wrong_tokens(cell: CellView, o: Observation, what: str) -> Iterator[Finding
         yield cell.untested(NAME, "expected a right answer of the same prompt to compare with, found none", o)
         return
     tokens, leg, whose = right
-    ours = (o.final.output_ids if o.final is not None else None) or ()
+    ours = o.output
     at = parting(cell, o, tokens, leg, cell.rows(cell.name.plain).get(o.prompt_id))
     if at is not None and not at.near_tie:
         message = f"expected {what}, found status 200 and other tokens: {in_words(at, ours, tokens, whose)}"

@@ -215,7 +215,7 @@ def _from_logprobs(cell: CellView, o: Observation, moved: LogprobDifference) -> 
     if moved.logprob_position is None:
         text = "the tokens are right and only the smallest distance is known, so they do not tell which block moved"
         return _located(structure, count, [text])
-    origin = sources(o.sent_ids, (o.final.output_ids if o.final is not None else None) or ())
+    origin = sources(o.sent_ids, o.output)
     seen = [f"the log-probs differ from output {moved.logprob_position} on"]
     if not is_copy(origin):
         seen.append("the output does not repeat the prompt, so they do not tell which block was read wrongly")

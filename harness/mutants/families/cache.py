@@ -13,7 +13,7 @@ from harness.mutants.model import (
     SINGLE,
     TOKENS,
     WINDOWED,
-    Borrowed,
+    WITH_ADAPTERS,
     Mutant,
     OwnEngines,
     Trial,
@@ -252,19 +252,23 @@ declare(
 )
 
 
-@patch("N24", "vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", ("request", "start_token_idx"))
-def _n24(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
-    if active() and request.cache_salt:
-        active.fired()
-        request = copy.copy(request)
-        request.cache_salt = None
-    return original(request, *args, **kwargs)
-
-
-_WITH_ADAPTERS = OwnEngines(
-    "LoRA adapters", like="cpu-lora", settings=("adapters",), scenarios=(Borrowed("cpu-lora", "adapters"),)
-)
 _HASHED = ("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", ("request", "start_token_idx"))
+
+
+def _hashes_without(mutant: str, attribute: str) -> None:
+    """Declare the patch by which block hashes leave out what a request has there."""
+
+    @patch(mutant, *_HASHED)
+    def hashed(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() and getattr(request, attribute):
+            active.fired()
+            request = copy.copy(request)
+            setattr(request, attribute, None)
+        return original(request, *args, **kwargs)
+
+
+_hashes_without("N24", "cache_salt")
+
 declare(
     Mutant(
         "N59",
@@ -273,18 +277,11 @@ declare(
         "both",
         "generate_block_hash_extra_keys leaves out the request's adapter",
     ),
-    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=_WITH_ADAPTERS, long=True),
+    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=WITH_ADAPTERS, long=True),
 )
 
 
-@patch("N59", *_HASHED)
-def _n59(original: Any, active: Active, request: Any, *args: Any, **kwargs: Any) -> Any:
-    if active() and request.lora_request:
-        active.fired()
-        request = copy.copy(request)
-        request.lora_request = None
-    return original(request, *args, **kwargs)
-
+_hashes_without("N59", "lora_request")
 
 declare(
     Mutant(
@@ -294,7 +291,7 @@ declare(
         "both",
         "generate_block_hash_extra_keys takes the adapter's name without its path, and neither tells it from a salt",
     ),
-    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=_WITH_ADAPTERS, long=True),
+    Trial(in_both("adapters"), "target-kv", ("state-occurred",), engines=WITH_ADAPTERS, long=True),
 )
 
 

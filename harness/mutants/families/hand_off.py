@@ -14,6 +14,7 @@ from harness.mutants.model import (
     SINGLE,
     TOKENS,
     WINDOWED,
+    WITH_ADAPTERS,
     Borrowed,
     Mutant,
     OwnEngines,
@@ -629,9 +630,7 @@ declare(
         "target-kv",
         ("tokens-reference",),
         clean=in_single("adapters"),
-        engines=OwnEngines(
-            "LoRA adapters", like="cpu-lora", settings=("adapters",), scenarios=(Borrowed("cpu-lora", "adapters"),)
-        ),
+        engines=WITH_ADAPTERS,
         long=True,
     ),
 )
