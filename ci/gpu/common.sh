@@ -81,6 +81,23 @@ step() {
   [ "$worst" -ne 0 ] || worst="$code"
 }
 
+# each_way: records what $alone of $usual says, where baselines/gpu is empty, and runs $profile in each of $ways.
+# Reads $few (more options of a run), $cells (those of a CPU dry run) and $limits (seconds of the record and of a way).
+each_way() {
+  local way into chosen
+  mapfile -t into < <(into)
+  if [ "$device" = cpu ] || ! compgen -G 'baselines/gpu/*.json' >/dev/null; then
+    step record "${limits[0]}" baseline record --profile "$usual" "${alone[@]}" "${into[@]}"
+  else
+    steps+=(record)
+  fi
+  for way in "${ways[@]}"; do
+    chosen=(--cell "*+$way")
+    [ "$device" = gpu ] || chosen=("${cells[@]}")
+    step "$way" "${limits[1]}" run --profile "$profile" "${chosen[@]}" "${few[@]}"
+  done
+}
+
 # finish PROFILE...: packs the baselines of these profiles that the job recorded, and exits.
 finish() {
   local profile wanted

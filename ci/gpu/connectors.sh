@@ -8,16 +8,7 @@ ways=(multi offloading simple) usual=gpu profile=gpu-connectors few=() alone=(--
 if [ "$device" = cpu ]; then
   # NIXL alone in a MultiConnector.
   ways=(multi) usual=cpu profile=cpu-multi few=(--scenario prefix-hit) alone=(--cell single-none) limits=(90 90)
+  cells=(--cell pd-none --cell single-none)
 fi
-mapfile -t into < <(into)
-if [ "$device" = cpu ] || ! compgen -G 'baselines/gpu/*.json' >/dev/null; then
-  step record "${limits[0]}" baseline record --profile "$usual" "${alone[@]}" "${into[@]}"
-else
-  steps+=(record)
-fi
-for way in "${ways[@]}"; do
-  cells=(--cell "*+$way")
-  [ "$device" = gpu ] || cells=(--cell pd-none --cell single-none)
-  step "$way" "${limits[1]}" run --profile "$profile" "${cells[@]}" "${few[@]}"
-done
+each_way
 finish "$usual"

@@ -9,16 +9,7 @@ ways=(usual v1 graphs sync host triton) usual=gpu profile=gpu-ways few=() alone=
 if [ "$device" = cpu ]; then
   # V2 judged by what V1 recorded.
   ways=(v2) usual=cpu profile=cpu-v2 few=(--scenario cold) alone=(--cell single-none) limits=(90 90)
+  cells=(--cell single-none)
 fi
-mapfile -t into < <(into)
-if [ "$device" = cpu ] || ! compgen -G 'baselines/gpu/*.json' >/dev/null; then
-  step record "${limits[0]}" baseline record --profile "$usual" "${alone[@]}" "${into[@]}"
-else
-  steps+=(record)
-fi
-for way in "${ways[@]}"; do
-  cells=(--cell "*+$way")
-  [ "$device" = gpu ] || cells=(--cell single-none)
-  step "$way" "${limits[1]}" run --profile "$profile" "${cells[@]}" "${few[@]}"
-done
+each_way
 finish "$usual"
