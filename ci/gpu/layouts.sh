@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # KV in several groups on a GPU: sliding windows with grouped-query attention, and recurrent state, by the kernels that
 # vLLM has for them there.
-# Minutes by plan on one GPU: record-windows 2, windows 4, record-states 2, states 2.
+# Minutes by plan on one GPU: record-windows 2, windows 5, record-states 2, states 3.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 windows=gpu-layouts states=gpu-hybrid cells=() few=() alone=(--cell 'single-*') limits=(240 480 240 480)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Pairs whose P and D have unlike tensor-parallel sizes, on three GPUs: what each rank of D reads from the ranks of P, and
 # what the caches of all ranks hold.
-# Minutes by plan on one GPU: record 3, ranks 6.
+# Minutes by plan on one GPU: record 2, ranks 4.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 profile=gpu-ranks cells=() few=() alone=(--cell 'single-*') limits=(300 480)

@@ -2,7 +2,7 @@
 # The self-test on a GPU, to its end: each fault that the profile `gpu` can show is put into its engines. It needs that
 # profile's baselines of this kind of GPU, which are recorded where baselines/gpu is empty. The faults of --all that need
 # engines of another layout are left out: their profiles are of CPU engines.
-# Minutes by plan on one GPU: record 2, selftest 8.
+# Minutes by plan on one GPU: record 2, selftest 5.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 profile=gpu faults=() alone=(--cell 'single-*') limits=(300 900)

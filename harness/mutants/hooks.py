@@ -42,6 +42,9 @@ class Patch(NamedTuple):
     """Called in place of the original, with the original and an ``Active`` before the arguments."""
     runner: Runner | None = None
     """The model runner whose engines import the module; None: those of both."""
+    by_drafter: bool = False
+    """Whether an engine imports the module for one kind of drafter alone: of the fault's patches for which that is so,
+    it needs one."""
 
 
 class Active:
@@ -109,12 +112,17 @@ PATCHES: list[Patch] = []
 
 
 def patch(
-    mutant: str, module: str, symbol: str, parameters: Sequence[str], runner: Runner | None = None
+    mutant: str,
+    module: str,
+    symbol: str,
+    parameters: Sequence[str],
+    runner: Runner | None = None,
+    by_drafter: bool = False,
 ) -> Callable[[Change], Change]:
     """Declare a patch: the decorated function is called in place of the original."""
 
     def declare(change: Change) -> Change:
-        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), change, runner))
+        PATCHES.append(Patch(mutant, module, symbol, tuple(parameters), change, runner, by_drafter))
         return change
 
     return declare

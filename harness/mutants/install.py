@@ -15,7 +15,7 @@ from harness.errors import MutantRefusedError, UsageError
 from harness.mutants import LOG_MARK, MUTANTS_VARIABLE, SWITCH_VARIABLE, TOGETHER_VARIABLE
 from harness.mutants.catalogue import MUTANTS
 from harness.mutants.exchange import MutatedExchange
-from harness.mutants.hooks import PATCHES
+from harness.mutants.hooks import PATCHES, Patch
 from harness.profiles.cells import EngineGroup, Role
 from harness.profiles.methods import NoSpeculation
 from harness.profiles.model import Profile
@@ -161,17 +161,21 @@ class Unbound(NamedTuple):
 
 def unbound(enabled: EnabledMutants, logs: Mapping[Role, str]) -> list[Unbound]:
     """Return the patches that an engine's log does not mention: their targets were never imported there. Those of the
-    other model runner are not wanted, unless there is none of the engine's own."""
+    other model runner are not wanted, unless there is none of the engine's own, nor those of other drafters."""
     out = []
     for role, carried in enabled.by_role.items():
         log = logs.get(role, "")
         bound, runner = Marks(log).bound, model_runner(log)
-        for item in PATCHES:
-            target = f"{item.module}.{item.symbol}"
-            if item.mutant not in carried or (item.mutant, target) in bound:
-                continue
-            if item.runner in (None, runner) or not any(
-                p.mutant == item.mutant and p.runner in (None, runner) for p in PATCHES
-            ):
-                out.append(Unbound(item.mutant, target, role))
+        for mutant in carried:
+            mine = [p for p in PATCHES if p.mutant == mutant]
+            mine = [p for p in mine if p.runner in (None, runner)] or mine
+            found = [p for p in mine if (mutant, target_of(p)) in bound]
+            drafters = any(p.by_drafter for p in found)
+            out += [
+                Unbound(mutant, target_of(p), role) for p in mine if p not in found and not (p.by_drafter and drafters)
+            ]
     return out
+
+
+def target_of(patch: Patch) -> str:
+    return f"{patch.module}.{patch.symbol}"

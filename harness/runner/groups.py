@@ -99,7 +99,10 @@ class Runner:
         if self._executor.at_once == 1:
             scheduler = one_by_one(jobs, inventory.devices)
         else:
-            scheduler = planned(all_at_once(jobs, inventory.devices), inventory.devices)
+            # By the plain engine's answers those of the others are verified, which are kept if the recording is ended.
+            kept = self._options.before_ending is not None
+            first = [g.id for g in self._plan.groups if g.rescores] if kept else []
+            scheduler = planned(all_at_once(jobs, inventory.devices), inventory.devices, first=first)
         self._give_up(scheduler.refused)
         try:
             with limited(self._limit_s, self._overdue):

@@ -40,9 +40,14 @@ def one_by_one(jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = ti
     return Scheduler(jobs, devices, rule, clock)
 
 
-def planned(jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = time.monotonic) -> Scheduler:
-    """Return the scheduler for real runs, with the rule of the shortest simulated makespan."""
-    return Scheduler(jobs, devices, best_rule(jobs, devices), clock)
+def planned(
+    jobs: Sequence[Job], devices: Sequence[Device], clock: Clock = time.monotonic, first: Sequence[str] = ()
+) -> Scheduler:
+    """Return the scheduler for real runs, with the rule of the shortest simulated makespan; ``first`` are ids of jobs
+    that the others need not wait for, and that matter most should the run be ended."""
+    rule = best_rule(jobs, devices)
+    order = (*(i for i in rule.order if i in first), *(i for i in rule.order if i not in first))
+    return Scheduler(jobs, devices, rule._replace(order=order), clock)
 
 
 def all_at_once(jobs: Sequence[Job], devices: Sequence[Device]) -> tuple[Job, ...]:

@@ -31,9 +31,9 @@ COMPARED = (Path(__file__).parent / "attacked", RUNS / "gpu")
 """Runs of the same profile on CPU engines and on a GPU."""
 EXPECTED = Path(__file__).parent / "expected"
 PROFILES = ("cpu", "gpu", "nightly")
-PAGES = frozenset({"M1", "merged", "normal-tier"})
-"""Runs of which the files for other readers are kept, too: a red one, one of several machines, one of the normal tier.
-They show what ``judgement.json`` says, so more runs would hold the same words again."""
+PAGES = frozenset({"M1", "gpu", "merged", "normal-tier"})
+"""Runs of which the files for other readers are kept, too: a red one, one of a GPU, one of several machines, one of the
+normal tier. They show what ``judgement.json`` says, so more runs would hold the same words again."""
 
 _JUDGED = ("judgement.json", "summary.md", "junit.xml", "report.html")
 # Engine commands are not printed by any command of the program, so a few lines of Python ask for them.

@@ -166,24 +166,37 @@ def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -
 
 
 def parted(setup: Setup, parts: int, prompts: PromptSet) -> list[Setup]:
-    """Divide the trials of a setup among engines of the same kind, in the same order."""
+    """Divide the trials of a setup among engines of the same kind, so that each part takes about as long; within a part
+    they keep their order. Those that need the plain engine stay together, so that it is started once."""
     if not 1 < parts <= len(setup.trials):
         return [setup]
+    beside = [t for t in setup.trials if setup.plain is not None and _by_plain([t], setup.profile)]
+    bins: list[list[Trial]] = [beside, *([] for _ in range(parts - 1))]
+    seconds = {t.mutant: _asked_s([t], setup, prompts) for t in setup.trials}
+    for trial in sorted((t for t in setup.trials if t not in beside), key=lambda t: -seconds[t.mutant]):
+        min(bins, key=lambda some: sum(seconds[t.mutant] for t in some)).append(trial)
     out = []
-    for number in range(1, parts + 1):
-        trials = setup.trials[number - 1 :: parts]
+    for number, some in enumerate(filter(None, bins), start=1):
+        trials = tuple(t for t in setup.trials if t in some)
         control = _control(setup.group.cells, trials, setup.profile, prompts)
-        out.append(setup._replace(trials=trials, control=control, part=number))
+        plain = setup.plain if some is beside else None
+        out.append(setup._replace(trials=trials, control=control, plain=plain, part=number))
     return out
 
 
 def setup_expected_s(setup: Setup, prompts: PromptSet) -> float:
     """Return the rough seconds that a setup takes, with the start of its engines."""
-    works = [w for t in setup.trials for w in trial_works(t, setup.profile, prompts, setup.group.cells)]
-    if setup.controlled:
-        works += setup.control
-    requests = sum(setup.group.expected.request_s(w.cell.topology) * w.requests for w in works)
-    return start_expected_s(setup.group) + requests
+    control = _requests_s(setup.control, setup) if setup.controlled else 0.0
+    return start_expected_s(setup.group) + _asked_s(setup.trials, setup, prompts) + control
+
+
+def _asked_s(trials: Sequence[Trial], setup: Setup, prompts: PromptSet) -> float:
+    works = [w for t in trials for w in trial_works(t, setup.profile, prompts, setup.group.cells)]
+    return _requests_s(works, setup)
+
+
+def _requests_s(works: Sequence[CellWork], setup: Setup) -> float:
+    return sum(setup.group.expected.request_s(w.cell.topology) * w.requests for w in works)
 
 
 def _own_profile(profile: Profile, trial: Trial) -> Profile:
@@ -246,13 +259,17 @@ def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile,
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     none = next((m for m in profile.methods if m.kind == "none"), None)
     prefill = none if trials[0].mutant == "M10" else None
-    by_plain = {s.id for s in own.scenarios if s.by_plain_alone}
-    beside = kind != "none" and any(v.scenario in by_plain for t in trials for v in t.views)
     plain = None
-    if beside and none is not None:
+    if kind != "none" and none is not None and _by_plain(trials, own):
         plain = EngineGroup("single", none, (Cell("single", none),), expected=own.expected)
     group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill, expected=own.expected)
     return Setup(group, own, tuple(trials), _control(cells, trials, own, prompts), plain)
+
+
+def _by_plain(trials: Sequence[Trial], profile: Profile) -> bool:
+    """Return whether any of the trials is in a scenario whose answers the plain engine alone knows."""
+    by_plain = {s.id for s in profile.scenarios if s.by_plain_alone}
+    return any(v.scenario in by_plain for t in trials for v in t.views)
 
 
 def _control(

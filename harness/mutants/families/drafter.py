@@ -501,7 +501,9 @@ def _starves(mutant: str, moment: str) -> None:
     patch(mutant, RUNNER, "GPUModelRunner.propose_draft_token_ids", step, runner="V1")(v1)
     given = ("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
     for module, name in (("target_dependent_ar", "TargetDependentARSpeculator"), ("dflash", "DFlashSpeculator")):
-        patch(mutant, f"{V2}.spec_decode.{module}.speculator", f"{name}.propose", given, runner="V2")(v2)
+        patch(mutant, f"{V2}.spec_decode.{module}.speculator", f"{name}.propose", given, runner="V2", by_drafter=True)(
+            v2
+        )
 
 
 for _mutant, _moment in (("N56", _AFTER_HAND_OFF), ("N57", _AFTER_HIT), ("N58", _AFTER_RESUME)):

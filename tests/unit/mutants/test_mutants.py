@@ -273,11 +273,29 @@ def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_pat
         enabled = EnabledMutants([mutant], pair=False, folder=tmp_path / mutant)
         for runner, other in (("V1", "V2"), ("V2", "V1")):
             own = [p for p in hooks.PATCHES if p.mutant == mutant and p.runner != other]
+            # Those that every engine needs first: of the others it has one.
+            own.sort(key=lambda p: p.by_drafter)
             lines = [f"{LOG_MARK} bound {mutant} {p.module}.{p.symbol} pid=1" for p in own]
             log = "\n".join([f"INFO Using {runner} Model Runner", *lines])
             assert own and unbound(enabled, {"single": log}) == []
             missing = unbound(enabled, {"single": log.replace("bound", "lost", 1)})
             assert [m.target for m in missing] == [f"{own[0].module}.{own[0].symbol}"]
+
+
+def test_a_fault_needs_its_patch_of_one_kind_of_drafter(tmp_path):
+    """An engine with EAGLE3 imports nothing of DFlash, so that N56 and N57 were not tested with V2."""
+    enabled = EnabledMutants(["N56"], pair=False, folder=tmp_path)
+    own = [p for p in hooks.PATCHES if p.mutant == "N56" and p.runner in (None, "V2")]
+    lines = {p: f"{LOG_MARK} bound N56 {p.module}.{p.symbol} pid=1" for p in own}
+    drafters = [p for p in own if p.by_drafter]
+    assert len(drafters) == 2
+    for one in own:
+        told = [line for p, line in lines.items() if p is not one]
+        log = "\n".join(["INFO Using V2 Model Runner", *told])
+        missing = [m.target for m in unbound(enabled, {"single": log})]
+        assert missing == ([] if one in drafters else [f"{one.module}.{one.symbol}"])
+    without = [line for p, line in lines.items() if p not in drafters]
+    assert len(unbound(enabled, {"single": "\n".join(["INFO Using V2 Model Runner", *without])})) == 2
 
 
 def test_no_engine_is_started_twice_for_the_same_configuration():

@@ -10,7 +10,7 @@ from harness.engines.inventory import Inventory
 from harness.errors import HandoffError
 from harness.lab.selftest import run as selftest_run
 from harness.lab.selftest.run import SelfTester
-from harness.lab.selftest.setups import make_setups, select_trials, trial_works
+from harness.lab.selftest.setups import make_setups, parted, select_trials, trial_works
 from harness.lab.selftest.together import best_parts
 from harness.reports.selftest_result import Kill
 from harness.runner.jobs import RunningSessions, run_jobs
@@ -40,6 +40,31 @@ def test_the_largest_setup_is_divided_where_there_is_room():
         for trial in setup.trials:
             works = trial_works(trial, setup.profile, PREPARED.prompts, setup.group.cells)
             assert {i for work in works for i in work.items} <= sent
+
+
+def test_parts_take_about_as_long_and_one_has_what_needs_the_plain_engine():
+    (largest,) = (s for s in SETUPS if s.plain is not None)
+    parts = parted(largest, 4, PREPARED.prompts)
+    assert [p.plain is not None for p in parts] == [True, False, False, False]
+    assert {"N38", "N39"} <= {t.mutant for t in parts[0].trials}
+    assert not any(
+        p.plain_works(trial_works(t, p.profile, PREPARED.prompts, p.group.cells)) for p in parts[1:] for t in p.trials
+    )
+    seconds = [
+        sum(w.requests for t in p.trials for w in trial_works(t, p.profile, PREPARED.prompts, p.group.cells))
+        for p in parts
+    ]
+    assert max(seconds) < 1.2 * min(seconds)
+    # M9 leaves blocks on P, so that nothing can be tried behind it.
+    assert [p.trials[-1].mutant for p in parts if "M9" in {t.mutant for t in p.trials}] == ["M9"]
+
+
+def test_all_faults_take_four_minutes_on_a_gpu_that_holds_sixteen_engines():
+    """With the share that engines of these models had on an H200 (docs/evidence/gpu-runs.md)."""
+    engine = EVERYTHING.profile.engine.model_copy(update={"gpu_memory_utilization": 0.06})
+    profile = PREPARED.profile.model_copy(update={"engine": engine})
+    setups = make_setups(select_trials([], quick=False, complete=True), profile, PREPARED.prompts)
+    assert best_parts(setups, PREPARED.prompts, gpu(141.0)).seconds <= 240
 
 
 def test_there_is_room_for_the_plain_engine_that_a_pair_needs():

@@ -310,6 +310,20 @@ def test_what_was_recorded_is_shown_before_engines_are_ended_which_may_take_long
     assert ("before the engines were ended: ValueError: it cannot be read" in said.getvalue()) is fails
 
 
+def test_a_recording_asks_the_plain_engine_first_by_whose_answers_the_others_are_verified(tmp_path):
+    """Two complete cells with drafters were lost when a limit ended the recording before the plain engine's was."""
+    prepared = prepare("cpu", ["single-*"], record=True)
+    orders = []
+    for name, save in (("recording", lambda _: None), ("run", None)):
+        FakeSession.reset()
+        options = RunOptions(executor=FakeExecutor(1), before_ending=save)
+        recorder = prepared_recorder(prepared, ENVIRONMENT, tmp_path / name)
+        Runner(prepared, ENVIRONMENT, recorder, Reporter(1.0), options).run()
+        orders.append(FakeSession.order)
+    assert [len(order) for order in orders] == [4, 4]
+    assert orders[0][0] == "single-none" != orders[1][0]
+
+
 @pytest.mark.usefixtures("hears_sigint")
 def test_what_is_shown_then_does_not_change_while_engines_still_answer(tmp_path, monkeypatch):
     """Lines grew while they were read: complete cells had no baseline until the engines had ended."""

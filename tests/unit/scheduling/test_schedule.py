@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from benchmarks.scheduling.bounds import heads, lower_bound
@@ -156,6 +158,14 @@ def test_longest_chain_goes_first():
     found = simulate(jobs, TWO_NODES[:2])
     assert found.makespan_s == 400
     assert {s.placement.job.id: s.start_s for s in found.slots} == {"c": 0, "a": 0, "plain": 100, "b": 100}
+
+
+def test_what_matters_most_is_started_first():
+    jobs = [single("short", 60, 50), single("long", 60, 100), single("longer", 60, 150)]
+    policy = partial(planned, first=["short"])
+    times = {s.placement.job.id: s.start_s for s in simulate(jobs, ONE, policy).slots}
+    assert min(times, key=lambda name: times[name]) == "short"
+    assert simulate(jobs, ONE).makespan_s == simulate(jobs, ONE, policy).makespan_s == 300
 
 
 def test_one_by_one_and_first_fit_are_what_they_say():
