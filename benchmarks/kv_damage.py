@@ -5,7 +5,7 @@ The file holds a JSON object, empty for no damage: ``{"layer", "part", "block", 
 ``"token"`` and ``"head"`` in place of ``"block"`` for that of one token in one head, ``"state"`` and ``"head"`` for
 one head of a recurrent state, ``{"zeroed"}`` for all KV of a request, one layer's or one block's of that; with
 ``"arrivals"``, only for the requests with these numbers since that was chosen,
-``{"input", "how"}`` for what the drafter is given, in every step or with ``"first"`` in the first one after an arrival
+``{"input", "how"}`` for wrong drafter input, in every step or with ``"first"`` in the first one after an arrival
 alone, or ``{"input", "how", "module"}`` for what one of several modules of multi-token prediction is given. Beside it,
 ``.layers`` gets the names of the layers with a KV cache, the drafter's and those with recurrent state marked, and
 ``.done`` a line for each time that something was damaged.

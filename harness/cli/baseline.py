@@ -141,7 +141,8 @@ def _print_made(made: NewBaselines, profile: str, options: Sequence[str]) -> Non
         for line in item.change:
             typer.echo(f"  {line}")
     for cell, reason in made.left_out.items():
-        typer.echo(f"{cell}: no baseline was recorded: {reason}")
+        # The lines of a log were shown when its engine ended.
+        typer.echo(f"{cell}: no baseline was recorded: {reason.partition('; last lines of ')[0]}")
     for cell, reason in made.once.items():
         typer.echo(f"{cell}: no noise (A/A) was measured, its repetition is not complete: {reason}")
     if again := dict.fromkeys([*made.left_out, *made.once]):

@@ -32,7 +32,7 @@ RateOption = Annotated[
         metavar="SHARE",
         min=0.001,
         max=1.0,
-        help="Share of attempts in which it shows, if you know it; quiet attempts must exclude it. Default: the share "
+        help="Share of tries in which it shows, if you know it, for tries without it to exclude. Default: the share "
         "of requests that had it in the run, or 0.05 without one.",
     ),
 ]
@@ -134,7 +134,7 @@ def repro_command(
             min=1,
             max=10_000,
             help="Maximum attempts, on the same engines, to measure how often it shows. Default: until it shows, or "
-            "until the quiet attempts exclude the rate of the run, at most 60; with --keep one.",
+            "until enough tries without it exclude the rate of the run, at most 60; with --keep one.",
         ),
     ] = None,
     rate: RateOption = None,
@@ -171,8 +171,8 @@ def repro_command(
 ) -> None:
     """Try a finding again: the same cell, engine flags, prompt and scenario.
 
-    Exit code 1 when it shows again, 0 when enough quiet attempts exclude the rate at which it showed in the run, 2 when
-    there were too few or none was conclusive.
+    Exit code 1 when it shows again; 0 when enough tries without it exclude the rate at which it showed in the run; 2
+    when there were too few, or none was conclusive.
     """
     origin = of.origin()
     run, _ = origin
@@ -211,8 +211,9 @@ def repro_command(
         from harness.commands.export.finding import export as write_export
 
         if export is not None:
-            write_export(make, prepared, origin, export, export_issue, engines.engine_python, smallest, models_in_place)
-            _print_exported(export, export_issue, mutants)
+            python = engines.engine_python
+            reported = write_export(make, prepared, origin, export, export_issue, python, smallest, models_in_place)
+            _print_exported(export, export_issue, reported, mutants)
 
     if shrink:
         raise typer.Exit(_shrink(prepared, target, mutants, engines, starts, write))
@@ -277,7 +278,7 @@ def _require_new(export: Path, issue: bool, in_place: bool) -> None:
             raise UsageError(f"--export {export}: {file} exists already; name another file, or remove it")
 
 
-def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
+def _print_exported(file: Path, issue: bool, reported: str, mutants: tuple[str, ...]) -> None:
     from harness.commands.export import archive_of
     from harness.commands.export.case import injected
 
@@ -286,6 +287,8 @@ def _print_exported(file: Path, issue: bool, mutants: tuple[str, ...]) -> None:
         print(f"{archive_of(file)}: its models; keep both files in one folder")
     if issue:
         print(f"{file.with_suffix('.md')}: the text of an issue")
+    if reported:
+        print(f"note: {reported}")
     if mutants:
         print(f"note: {injected(mutants)}")
 
@@ -314,8 +317,8 @@ def bisect_command(
             metavar="N",
             min=1,
             max=10_000,
-            help="Maximum attempts per version: one that shows the defect makes it bad; it is good once the quiet ones "
-            "exclude the rate of the run. Default: 60.",
+            help="Maximum attempts per version: one that shows the defect makes it bad; it is good once its tries "
+            "without it exclude the rate of the run. Default: 60.",
         ),
     ] = None,
     rate: RateOption = None,
@@ -339,7 +342,7 @@ def bisect_command(
     most = repeat or MOST_TRIES
     if most < target.goal.tries:
         raise UsageError(
-            f"--repeat {most}: too few to call any version good, since it takes {target.goal.tries} quiet attempts "
+            f"--repeat {most}: too few to call any version good, since it takes {target.goal.tries} tries without it "
             f"to exclude {target.goal.words}; give --repeat {target.goal.tries}, or --rate if it shows more often "
             "than that"
         )

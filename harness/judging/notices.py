@@ -22,28 +22,33 @@ INJECTED = "INJECTED FAULT"
 
 
 def notices_of(evidence: Evidence) -> tuple[str, ...]:
-    """Return the notices about a run, in the order of reports."""
+    """Return the notices about a run, in the order of reports: what weighs most comes first, since a terminal shows
+    two of them."""
     history = evidence.history
     run = history.run
-    notices = [
-        *_on_trust(run),
-        *(run.merged.notices if run.merged is not None else ()),
-        *rounding_notices(evidence, judging_of(history).tier),
-        *(n for lookup in evidence.baselines.values() for n in lookup.notices),
-    ]
-    notices += _of_crowds(evidence)
-    if any(not c.texts and c.state == "complete" for c in run.cells):
-        notices.append("the texts of answers are not judged, because they were not recorded")
-    if history.torn_line:
-        notices.append("the last observation was cut off while being written and was left out")
-    notices += [*history.notices, *(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]
-    notices += [*_of_the_end(run), *_of_engines(run), *_compared_in_total(history)]
+    notices = [*_injected(run), *_on_trust(run), *_of_the_end(run)]
     notices += [
         f"{cell}: it has answers of {scenario}, which this run was not to ask there; the record was put together by "
         "hand"
         for cell, scenario in history.unplanned()
     ]
-    return tuple(notices)
+    if history.torn_line:
+        notices.append("the last observation was cut off while being written and was left out")
+    notices += [*history.notices, *(run.merged.notices if run.merged is not None else ())]
+    notices += [*_of_engines(run), *_compared_in_total(history)]
+    notices += [n for lookup in evidence.baselines.values() for n in lookup.notices]
+    notices += [*(r.sentence for r in run.resumed), *kind_notices(run), *_shared_gpus(history)]
+    if any(not c.texts and c.state == "complete" for c in run.cells):
+        notices.append("the texts of answers are not judged, because they were not recorded")
+    return (*notices, *_of_crowds(evidence), *rounding_notices(evidence, judging_of(history).tier))
+
+
+def _injected(run: RunRecord) -> Iterator[str]:
+    if run.all_mutants:
+        yield (
+            f"{INJECTED} {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "
+            "vLLM and cannot pass"
+        )
 
 
 def _of_crowds(evidence: Evidence) -> Iterator[str]:
@@ -111,11 +116,6 @@ def _of_engines(run: RunRecord) -> Iterator[str]:
     if run.engine_flags:
         tested = "engines under test" if run.engines else "no engine became ready"
         yield f"{tested} with {' '.join(run.engine_flags)}; baselines were recorded without"
-    if run.all_mutants:
-        yield (
-            f"{INJECTED} {', '.join(run.all_mutants)}: this run has a deliberate defect, so it says nothing about "
-            "vLLM and cannot pass"
-        )
 
 
 def _shared_gpus(history: History) -> list[str]:

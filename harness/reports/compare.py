@@ -62,7 +62,10 @@ class Comparison(NamedTuple):
 
     @property
     def _no_change(self) -> str:
-        return "no change of acceptance" if any(c.positions for c in self.cells) else "no acceptance to compare"
+        found = [d.effect for c in self.cells for d in c.positions]
+        if not found:
+            return "no acceptance to compare"
+        return "no significant change of acceptance" if any(found) else "the same acceptance"
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:

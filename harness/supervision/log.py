@@ -21,11 +21,21 @@ _EXCEPTION = re.compile(
     r"|[\w.-]+: error: .*)$",
     re.MULTILINE,
 )
+_PREFIX = re.compile(r"^(?:\(.*?\) )?(?:ERROR [^\]]*\] )?")
 
 
 def _signal(number: int) -> str:
     """Real-time signals have no names."""
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+
+
+def _raised_by(before: str) -> str:
+    """Return the last line of code of the traceback that a text ends with, without the marks below it; empty without
+    one."""
+    lines = [_PREFIX.sub("", line).strip() for line in before.splitlines()[-3:]]
+    code = [line for line in lines if line.strip("^~ ")]
+    place, raised = code[-2:] if len(code) > 1 else ("", "")
+    return raised if place.startswith('File "') else ""
 
 
 class EngineLog:
@@ -51,9 +61,16 @@ class EngineLog:
         return f" (it logged: {logged})" if logged else ""
 
     def exception(self) -> str:
-        """Return the first exception that the engine logged since it was started, or started again; empty if none."""
-        found = _EXCEPTION.search(self.log_text().rpartition(STARTED_AGAIN)[2])
-        return redact.text(found.group(1))[:300] if found else ""
+        """Return the first exception that the engine logged since it was started, or started again; empty if none. One
+        without a message is returned with the line of code that raised it."""
+        text = self.log_text().rpartition(STARTED_AGAIN)[2]
+        found = _EXCEPTION.search(text)
+        if found is None:
+            return ""
+        said = found.group(1)
+        if ":" not in said and (raised := _raised_by(text[: found.start()])):
+            said = f"{said}: {raised}"
+        return redact.text(said)[:300]
 
     def log_tail(self) -> str:
         """Return the last lines of the log that are not blank, indented and without secrets."""

@@ -10,8 +10,8 @@ def differing(expected: Any, found: Any, place: str) -> Iterator[str]:
     """Yield a description of each place at which two values (plain data) differ."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in [*expected, *(k for k in found if k not in expected)]:
-            # Records of earlier versions lack lists that are empty now.
-            if key in found or expected[key] not in ([], ()):
+            # Records of earlier versions lack lists and mappings that are empty now.
+            if key in found or expected[key] not in ([], (), {}):
                 yield from differing(expected.get(key), found.get(key), f"{place}.{key}")
     elif (ours := _by_id(expected)) and (theirs := _by_id(found)):
         yield from differing(ours, theirs, place)

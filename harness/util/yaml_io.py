@@ -44,7 +44,8 @@ def parse(text: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, *_CONSTRUCTION_ERRORS) as error:
-        raise ValueError(" ".join(str(error).split())[:500]) from error
+        # PyYAML names what it read, which is no file to it.
+        raise ValueError(" ".join(str(error).replace(_UNNAMED, "at ").split())[:500]) from error
 
 
 def _check_events(text: str) -> None:
@@ -66,6 +67,9 @@ def _check_events(text: str) -> None:
                 raise ValueError(f"expected at most {_DEPTH} levels, found more")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+
+
+_UNNAMED = 'in "<unicode string>", '
 
 
 class _Loader(_Base):

@@ -472,7 +472,7 @@ def test_one_try_that_shows_it_is_enough_and_quiet_ones_must_exclude_the_rate(re
     found = judged(tries(red, tmp_path, False, None, problem="the engine ended"))
     assert found["verdict"] == "skipped"
     wanted = (
-        "not shown in 1 of 2 tries, and 2 quiet ones are needed to exclude a rate of 80 % (4 of 5): the engine ended"
+        "not shown in 1 of 2 tries; 2 tries without it are needed to exclude a rate of 80 % (4 of 5): the engine ended"
     )
     assert found["reason"] == wanted
     assert "no more tries were allowed" in str(judged(tries(red, tmp_path, False))["reason"])
@@ -674,7 +674,7 @@ PROMPT = ["--cell", "single-none", "--prompt", "copy-096-19"]
         ([*PROMPT, "--good", "0.32.0", "--bad", "0.30.0"], "is not older than --bad 0.30.0"),
         ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--candidate", "0.9"], "--candidate 0.9 is not between"),
         # A single quiet try per version excludes nothing: no version could be called good.
-        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--repeat", "1"], "it takes 59 quiet attempts"),
+        ([*PROMPT, "--good", "0.1", "--bad", "0.3", "--repeat", "1"], "it takes 59 tries without it"),
     ],
 )
 def test_bad_input(arguments, sentence):

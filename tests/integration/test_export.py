@@ -47,7 +47,7 @@ def tried(file: Path, **changes) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("role", "change", "code", "words"),
     [
-        ("decode", {}, 0, "the defect does not show (quiet tries: 1; seen at a rate of 100 %"),
+        ("decode", {}, 0, "the defect does not show (tries: 1; seen at a rate of 100 %"),
         ("decode", {"tokens": [9, 9, 9]}, 1, "the first wrong token is output 0"),
         ("decode", {"accepted": [0, 0, 0, 0]}, 1, "right tokens, different accepted drafts"),
         ("decode", {"gap": 8.9}, 1, "P and D, which computes the first token anew, are 0.1 nats apart"),
@@ -78,8 +78,8 @@ def test_near_tie_is_no_defect(exported):
 @pytest.mark.parametrize(
     ("goal", "edit", "decode", "code", "words"),
     [
-        (HALF, "", {}, 0, "quiet tries: 5; seen at a rate of 50 % (3 of 6 requests had it)"),
-        (HALF, "2", {}, 2, "2 quiet tries do not exclude a rate of 50 % (3 of 6 requests had it): set TRIES to 5"),
+        (HALF, "", {}, 0, "tries: 5; seen at a rate of 50 % (3 of 6 requests had it)"),
+        (HALF, "2", {}, 2, "2 tries without it do not exclude a rate of 50 % (3 of 6 requests had it): set TRIES to 5"),
         (HALF, "", {"wrong_at": 3}, 1, "try 3 of 5"),
         (Goal(1 / 300, "1 of 300"), "3", {}, 2, "set TRIES to 898"),
         # Blocks of 12 x 32 tokens are overwritten before each try but the first.

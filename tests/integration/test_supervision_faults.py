@@ -302,6 +302,23 @@ def test_obituary_of_a_real_time_signal(tmp_path):
     assert "signal SIGKILL;" in EngineLog(tmp_path / "log").obituary("engine", -9)
 
 
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) ERROR 11-28 16:24:53 [core.py:1510] "])
+@pytest.mark.parametrize("marks", [[], ["           ^^^^^^^^~~~^^^^"]])
+def test_an_exception_without_a_message_is_told_with_the_code_that_raised_it(tmp_path, prefix, marks):
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "x.py", line 5, in f',
+        "    assert rows == self.size",
+        *marks,
+    ]
+    (tmp_path / "log").write_text(
+        "".join(f"{prefix}{line}\n" for line in [*trace, "AssertionError", "RuntimeError: x"])
+    )
+    assert EngineLog(tmp_path / "log").exception() == "AssertionError: assert rows == self.size"
+    (tmp_path / "log").write_text(f"{prefix}INFO something else\n{prefix}AssertionError\n")
+    assert EngineLog(tmp_path / "log").exception() == "AssertionError"
+
+
 class FakeHandle:
     """Stands for an engine and for a router."""
 

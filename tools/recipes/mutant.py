@@ -34,7 +34,7 @@ MUTANT = Recipe(
             "docs/mutants.md",
             "its row",
             (ID,),
-            f"| {ID} | every request keeps a block | class of #46283 | engine | KV blocks are not given back |\n",
+            f"| {ID} | every request keeps a block | class of #46283 | engine | KV blocks are not freed |\n",
             before="\nN31 is what P did before the fix",
         ),
         Raised("README.md", "how many there are", ("mutants",), r"puts (\d+) bugs back"),

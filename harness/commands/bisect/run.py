@@ -264,7 +264,7 @@ def judged(result: Result) -> dict[str, object]:
     reason = result.problem or ("no more tries were allowed" if told_all else _missing(result))
     if result.told:
         reason = (
-            f"not shown in {result.told} of {len(result.attempts)} tries, and {goal.tries} quiet ones are needed to "
+            f"not shown in {result.told} of {len(result.attempts)} tries; {goal.tries} tries without it are needed to "
             f"exclude {goal.words}: {reason}"
         )
     return {"verdict": "skipped", "reason": reason, **counts}

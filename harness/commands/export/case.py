@@ -68,6 +68,8 @@ class Case(NamedTuple):
     """That rate, and where it comes from."""
     by_logprobs: bool = True
     """Whether log-probs may be all that shows it."""
+    reported: str = ""
+    """Where an expected failure is reported; empty for any other."""
     in_place: bool = False
     """Whether the servers read the models where they are, by paths from the program's folder, and not an archive."""
 
@@ -262,7 +264,9 @@ def _source(case: Case, environment: EngineEnvironment, target: Path, packed: by
         "logprob_nats": (max(judging.logprob_nats or 0.0, 1e-3) if judging.tier != "normal" else 1e9) if gaps else None,
     }
     text = _kept(parts)
-    for word, meant in {"title": _one_line(case.title), "file": target.name, "vllm": environment.vllm}.items():
+    filled = {"title": _one_line(case.title), "file": target.name, "vllm": environment.vllm}
+    filled["reported"] = f"{_one_line(case.reported, 500)}\n" if case.reported else ""
+    for word, meant in filled.items():
         text = text.replace(f"${word}", meant)
     literals = {
         "VARIABLES": _text(variables),
@@ -305,9 +309,9 @@ def _text(text: str) -> str:
     return f'r"""\n{text}"""'
 
 
-def _one_line(text: str) -> str:
-    """Return a title that is safe in a docstring."""
-    return " ".join(text.split()).replace("\\", "/").replace('"', "'")[:115]
+def _one_line(text: str, most: int = 115) -> str:
+    """Return a line that is safe in a docstring."""
+    return " ".join(text.split()).replace("\\", "/").replace('"', "'")[:most]
 
 
 _ATOM = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s'"])+""")

@@ -14,8 +14,9 @@ from harness.commands.repro import Target, find
 from harness.engines.environment import EngineEnvironment, engines_for
 from harness.errors import UsageError
 from harness.history.folder import History, load_history
+from harness.history.verdict import Verdict
 from harness.judging.diagnosis.diagnose import damage_name
-from harness.judging.figures import LogprobDifference, StepsDifference, TokenDifference
+from harness.judging.figures import KVDifference, LogprobDifference, StepsDifference, TokenDifference
 from harness.judging.findings import Diagnosis, Finding
 from harness.judging.power import lookups_now
 from harness.profiles.known_defects import load_known
@@ -43,6 +44,20 @@ class DefectSeen(NamedTuple):
     finding: Finding | None = None
     diagnosis: Diagnosis | None = None
     smallest: Smallest | None = None
+    beside: tuple[Finding, ...] = ()
+    """What else was found about the same request."""
+
+    @property
+    def right_tokens(self) -> bool:
+        """Whether the request of the finding got the right tokens."""
+        found = (self.finding, *self.beside)
+        return self.smallest is None and self.finding is not None and not any(f and _of_tokens(f) for f in found)
+
+    @property
+    def only_in_kv(self) -> bool:
+        """Whether nothing but the KV itself shows it, which no answer has."""
+        found = [f for f in (self.finding, *self.beside) if f is not None]
+        return bool(found) and all(isinstance(f.evidence, KVDifference) for f in found)
 
     @property
     def by_residue(self) -> bool:
@@ -85,7 +100,7 @@ def export(
     engine_python: str | None,
     smallest: Smallest | None = None,
     in_place: bool = False,
-) -> None:
+) -> str:
     """Write a case to a file and, with ``issue``, the text of an issue next to it, without starting an engine.
     ``origin`` is the run and the finding that it comes from; with ``in_place`` the models stay where they are."""
     environment = engines_for(prepared.profile, prepared.plan, engine_python)
@@ -97,15 +112,22 @@ def export(
             f"{finding} is about log-probs of a single engine, and an exported file compares log-probs of P with "
             "those of D only; use `harness repro` alone"
         )
-    seen = DefectSeen(*_looked_up(history, finding), smallest)
+    seen = _looked_up(history, finding)._replace(smallest=smallest)
+    if seen.only_in_kv and smallest is None:
+        raise UsageError(
+            f"{finding} is about KV alone: the answer is right, and an exported file sees nothing but answers; use "
+            "`harness repro` alone"
+        )
     shown = smallest is not None or isinstance(
         seen.finding and seen.finding.evidence, TokenDifference | StepsDifference
     )
-    case = case._replace(title=headline(case, seen), by_logprobs=not shown, in_place=in_place)
+    reported = report_of(case, seen.finding) if seen.finding is not None else ""
+    case = case._replace(title=headline(case, seen), by_logprobs=not shown, reported=reported, in_place=in_place)
     write_case(case, environment, target)
     if issue:
         machine = history.run.hardware if history is not None else hardware()
         write_atomic(target.with_suffix(".md"), issue_text(case, environment, target, seen, machine))
+    return reported
 
 
 def headline(case: Case, seen: DefectSeen) -> str:
@@ -160,8 +182,10 @@ _RECORDED = (
 )
 
 
-def _reported(case: Case, finding: Finding) -> str:
-    """Return where an expected failure is reported, or that nobody has."""
+def report_of(case: Case, finding: Finding) -> str:
+    """Return where an expected failure is reported, or that nobody has; empty for any other finding."""
+    if not finding.known or not finding.link:
+        return ""
     known = load_known(case.profile.known_defects)
     named = {entry.defect.id: entry.defect.reported for entry in known.entries} if known is not None else {}
     if named.get(finding.known or "", True):
@@ -173,11 +197,11 @@ def issue_text(
     case: Case, environment: EngineEnvironment, file: Path, seen: DefectSeen, machine: Mapping[str, Any]
 ) -> str:
     """Return the text of an issue: symptom, tokens, how to reproduce it and environment, but no path of a machine."""
-    finding, method = seen.finding, case.cell.method
+    method = case.cell.method
     variables, commands = server_commands(case, environment, file)
     draft = f"{method.kind}, {method.draft_tokens} draft tokens" if method.draft_tokens else "no speculation"
     gpus = plain_cell(", ".join(map(str, machine.get("gpus") or [])))
-    lines = [_reported(case, finding), ""] if finding is not None and finding.known and finding.link else []
+    lines = [case.reported, ""] if case.reported else []
     lines += [f"# {plain_cell(case.title)}", "", "## What happens", "", *_happens(case, seen), ""]
     lines += [_COPIES if case.copies else _RECORDED, "", "## To reproduce", ""]
     beside = "the models in the folders below" if case.in_place else f"`{archive_of(file).name}` beside it"
@@ -197,13 +221,28 @@ def issue_text(
     return "\n".join(lines) + "\n"
 
 
-def _looked_up(history: History | None, wanted: str | None) -> tuple[Finding | None, Diagnosis | None]:
+def _of_tokens(finding: Finding) -> bool:
+    return isinstance(finding.evidence, TokenDifference) or finding.check.startswith("tokens-")
+
+
+def _looked_up(history: History | None, wanted: str | None) -> DefectSeen:
+    """Return what a run says of a finding; nothing without either."""
     if history is None or wanted is None:
-        return None, None
+        return DefectSeen()
     judgement = assess(history).judgement
     found = find(judgement, wanted)
     place = next((c for c in judgement.cells if (c.cell, c.scenario) == (found.cell, found.scenario)), None)
-    return found, place.diagnosis if place is not None else None
+    request = (found.cell, found.scenario, found.prompt_id, found.part, found.form)
+    alike = [f for f in judgement.findings if (f.cell, f.scenario, f.prompt_id, f.part, f.form) == request]
+    return DefectSeen(
+        found,
+        place.diagnosis if place is not None else None,
+        beside=tuple(f for f in alike if f is not found and f.verdict is not Verdict.UNKNOWN),
+    )
+
+
+_OURS = re.compile(r"\bsingle-none of this run\b|\bthe baseline(?= has\b)")
+"""What findings call the engine that gave the right answer."""
 
 
 def _happens(case: Case, seen: DefectSeen) -> list[str]:
@@ -211,22 +250,31 @@ def _happens(case: Case, seen: DefectSeen) -> list[str]:
     if seen.smallest is not None and seen.smallest.law:
         lines += [f"Prompt lengths, swept around the smallest failing one, {_plain(seen.smallest.law)}.", ""]
     if seen.diagnosis is not None:
-        lines += [_plain(seen.diagnosis.text), ""]
+        lines += [f"{_failing(seen.diagnosis)}.", ""]
     if seen.finding is not None:
-        lines += [f"- {_plain(seen.finding.message)}"]
+        lines += [f"- {_plain(_OURS.sub('a single server without speculation', seen.finding.message))}"]
         if seen.finding.law and (seen.diagnosis is None or seen.diagnosis.law is None):
             lines += [f"- law of lengths: {seen.finding.law}"]
         if seen.finding.location is not None:
             lines += [f"- where: {_plain(seen.finding.location.text)}"]
     for part, right in case.right.items():
         tokens = len(next(s for s in case.sends if s.part == part).prompt.ids)
-        lines += [f"- `{part}`, a prompt of {tokens} tokens, must give:", "", *_tokens(right.tokens), ""]
+        gives = "gives the right tokens" if seen.right_tokens else "must give"
+        lines += [f"- `{part}`, a prompt of {tokens} tokens, {gives}:", "", *_tokens(right.tokens), ""]
     if seen.smallest is not None:
         return [*lines, "and gave:", "", *_tokens(seen.smallest.observed)]
     evidence = seen.finding.evidence if seen.finding is not None else None
     if isinstance(evidence, TokenDifference) and evidence.found:
         lines += [f"and gave, from output token {evidence.window_start} on:", "", *_tokens(evidence.found)]
-    return lines
+    return lines if lines[-1:] != [""] else lines[:-1]
+
+
+def _failing(diagnosis: Diagnosis) -> str:
+    """Return how many requests of the run failed, and by which law: the diagnosis's own text also names one of them,
+    and the issue is about another."""
+    what = f"{diagnosis.failed} of {counted(diagnosis.judged, 'request')}"
+    law = f"; {diagnosis.law.text}" if diagnosis.law is not None else ""
+    return _plain(f"{what}: {damage_name(diagnosis.damage)}{law}")
 
 
 def _plain(text: str) -> str:

@@ -1,5 +1,5 @@
 """$title
-
+$reported
     python $file      # of the environment that has vLLM, and NIXL where there are two servers
 
 starts the servers below, sends them the requests below and compares the answers with the right ones. Exit code 1: the
@@ -246,9 +246,10 @@ def attempt() -> int:
             say(f"try {number} of {TRIES}")
             overwrite(f"before {number} ")
         # [end]
-        problems: list[str] = []
+        # [single]
+        problems = list[str]()
         # [pair]
-        moved = -sum(map(float, MOVED.findall(ask("decode", "/metrics"))))
+        problems, moved = list[str](), -sum(map(float, MOVED.findall(ask("decode", "/metrics"))))
         # [alone]
         for send in [send for stage in STAGES for send in stage["sends"]]:
             found = answer(send, f"{number} ")
@@ -270,9 +271,9 @@ def attempt() -> int:
         # [end]
     # [tries]
     if CASE["tries"] > TRIES:
-        raise RuntimeError(f"{TRIES} quiet tries do not exclude {CASE['seen']}: set TRIES to {CASE['tries']}")
+        raise RuntimeError(f"{TRIES} tries without it do not exclude {CASE['seen']}: set TRIES to {CASE['tries']}")
     # [end]
-    say(f"the defect does not show (quiet tries: {TRIES}; seen at {CASE['seen']})")
+    say(f"the defect does not show (tries: {TRIES}; seen at {CASE['seen']})")
     return 0
 
 

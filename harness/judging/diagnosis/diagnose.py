@@ -112,7 +112,7 @@ def _tenths(cell: CellView) -> str:
     if len(totals) < len(seen) or not all(known for _, known in totals):
         return ""
     first, then = (f"{100 * found / known:.0f} %" for found, known in totals)
-    return f"of the drafts that the baseline accepts, {first} in the first tenth of the requests and {then} in the last"
+    return f"accepted drafts relative to the baseline: {first} in the first tenth of the requests, {then} in the last"
 
 
 _NOTHING_FAILED = ("nothing-tested", "baseline")
@@ -284,19 +284,19 @@ _NAMES: dict[str, str] = {
     "input": "wrong input",
     "target-kv": "wrong KV of the target",
     "drafter-kv": "wrong KV of the drafter",
-    "drafter-input": "what the drafter is given",
+    "drafter-input": "wrong drafter input",
     "sampler": "drafting or verification",
-    "text": "text that is not the tokens'",
-    "delivery": "an answer that is not delivered as it was made",
+    "text": "text does not match the tokens",
+    "delivery": "an answer changed on its way to the client",
     "nothing-tested": "nothing tested",
     "engine-changed": "the engine changed",
     "known-answer": "wrong by the known answer",
     "infrastructure": "infrastructure",
-    "routing": "the router hands nothing off",
-    "blocks-kept": "KV blocks are not given back",
+    "routing": "the router does not hand off",
+    "blocks-kept": "KV blocks are not freed",
     "reuse-lost": "cached blocks are not reused",
-    "kv-events": "what an engine tells of its prefix cache is not so",
-    "no-answer": "requests at which the engine fails",
+    "kv-events": "wrong KV events",
+    "no-answer": "requests on which the engine fails",
     "baseline": "no baseline",
 }
 

@@ -20,7 +20,7 @@ _CHANCE = 0.01
 random."""
 
 
-_AGE = "age"
+_AGE = "number of earlier requests"
 
 
 class Circumstances(NamedTuple):
@@ -101,18 +101,18 @@ def law_of(requests: Sequence[Circumstances], block_size: int, noun: str = "requ
     passing = counted(sum(not r.failed and by_length[r.tokens] for r in requests), "request")
     where = f"{lengths.clause} where it fails" if lengths is not None else "it fails at every tested length"
     return Law(
-        text=f"no law explains it: {where}, and {passing} of such lengths pass", tested=found.law.tested, exact=False
+        text=f"no law explains it: {where}, and {passing} of these lengths pass", tested=found.law.tested, exact=False
     )
 
 
 def _only(best: _Explanation, excluded: Sequence[_Explanation], total: int, no_length: bool) -> Law:
     """Return the law that is left alone, with the counts by which it is."""
-    against = [f"{e.kind} (contradicted by {counted(e.wrong, 'request')})" for e in excluded]
+    against = [f"{e.kind} ({counted(e.wrong, 'counterexample')})" for e in excluded]
     if no_length:
-        against.insert(0, "lengths (no rule fits)")
+        against.insert(0, "prompt length (no rule fits)")
     text = f"{IFF}{best.clause}" if best.law is None else best.law.text
     counts = f"{best.inside} such requests fail, {total - best.inside} others pass"
-    return best.said(f"{text}; {counts}" + (f"; excluded: {listed(against, 'and')}" if against else ""))
+    return best.said(f"{text}; {counts}" + (f"; ruled out: {listed(against, 'and')}" if against else ""))
 
 
 def _as_far_as_shown(exact: Sequence[_Explanation]) -> Law:
@@ -137,7 +137,7 @@ def _of_lengths(requests: Sequence[Circumstances], by_length: dict[int, bool], l
     inside = sum(by_length[r.tokens] for r in requests)
     bad = sum(r.failed for r in requests)
     return _Explanation(
-        kind="lengths",
+        kind="prompt length",
         clause=law.text.removeprefix(IFF).partition(";")[0].partition(", which is where")[0],
         inside=inside,
         stray=0,
@@ -154,14 +154,14 @@ def _others(requests: Sequence[Circumstances], noun: str) -> Iterator[_Explanati
     first = min(r.number for r in bad)
     since = f"sent from the {_ordinal(first)} {noun} of this cell on"
     yield from _kind(_AGE, since, requests, [r.number >= first for r in requests])
-    yield from _kind("the second time", "sent before, too (the second time)", requests, [r.repeated for r in requests])
-    yield from _kind("overlap", "sent while another is under way", requests, [r.together for r in requests])
-    yield from _kind("text", "sent as text", requests, [r.form == "text" for r in requests])
+    yield from _kind("repeated prompt", "the same prompt was sent before", requests, [r.repeated for r in requests])
+    yield from _kind("overlap", "sent while another request runs", requests, [r.together for r in requests])
+    yield from _kind("text form", "sent as text", requests, [r.form == "text" for r in requests])
     names = sorted({r.parameter for r in bad})
     if all(names):
         rules = 2 ** len({r.parameter for r in requests})
         holds = [r.parameter in names for r in requests]
-        yield from _kind("the parameter", f"sent with {listed(names, 'or')}", requests, holds, rules)
+        yield from _kind("parameter", f"sent with {listed(names, 'or')}", requests, holds, rules)
 
 
 def _kind(

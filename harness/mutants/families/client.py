@@ -60,7 +60,7 @@ declare(
 declare(
     Mutant(
         "N6",
-        "the router hands nothing off",
+        "the router does not hand off",
         "a deployment error, or a router that falls back to D",
         "client",
         "the router is started without P and sends every request to D, which prefills by itself",

@@ -15,11 +15,12 @@ import pytest
 
 from harness.commands.export import archive_of
 from harness.commands.export.case import Right, case_of, cold_script, injected, server_commands, write_case
-from harness.commands.export.finding import DefectSeen, Smallest, case_from, export, headline, issue_text
+from harness.commands.export.finding import DefectSeen, Smallest, case_from, export, headline, issue_text, report_of
 from harness.commands.repro import from_run
 from harness.engines.client import REMOTE_DECODE
 from harness.engines.flags import NO_FLAGS
 from harness.errors import UsageError
+from harness.judging.figures import KVDifference, KVOfLayers, KVPlace
 from harness.profiles.cells import select_cells
 from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
@@ -53,11 +54,18 @@ def test_finding_of_a_recorded_run_is_200_lines_and_an_issue_that_names_its_repo
     prepared, target, _ = from_run(RECORDED, KNOWN, False, NO_FLAGS)
     file = tmp_path / "repro.py"
     monkeypatch.setattr("harness.commands.export.finding.engines_for", lambda *_: ENVIRONMENT)
-    export(lambda env: case_from(prepared, target, env), prepared, (RECORDED, KNOWN), file, True, None)
+    said = export(lambda env: case_from(prepared, target, env), prepared, (RECORDED, KNOWN), file, True, None)
     lines, issue = file.read_text().splitlines(), file.with_suffix(".md").read_text()
+    reported = "already reported: https://github.com/vllm-project/vllm/issues/55005"
     title = "EAGLE3: wrong tokens after a P/D hand-off of a prompt of 64 tokens, at temperature 0.2"
     assert len(lines) <= 200 and lines[0] == f'"""{title}'
-    assert issue.startswith(f"already reported: https://github.com/vllm-project/vllm/issues/55005\n\n# {title}\n")
+    assert issue.startswith(f"{reported}\n\n# {title}\n") and lines[1:3] == [reported, ""] and said == reported
+    # What it says of other requests of the run names none of them.
+    assert (
+        re.search(r"\d of \d requests?: wrong KV of the target\.", issue)
+        and "a single server without speculation has" in issue
+        and "copy-0" not in issue
+    )
     assert "trained to do one thing" in issue and "output token j is prompt token j + 2" in issue
     for command in server_commands(case_from(prepared, target, ENVIRONMENT), ENVIRONMENT, file)[1].values():
         assert command in issue and command in file.read_text()
@@ -178,8 +186,39 @@ def test_title_says_what_a_user_sees(cell, law, title):
 )
 def test_an_issue_says_whether_its_defect_is_reported(tmp_path, known, first):
     found = finding("pd-eagle3").model_copy(update={"known": known, "link": "https://example.org/1"})
-    text = issue_text(named("pd-eagle3"), ENVIRONMENT, tmp_path / "repro.py", DefectSeen(finding=found), {})
-    assert text.splitlines()[0] == first
+    case = named("pd-eagle3")
+    case = case._replace(reported=report_of(case, found))
+    text = issue_text(case, ENVIRONMENT, tmp_path / "repro.py", DefectSeen(finding=found), {})
+    assert text.splitlines()[0] == first and first in written(case, tmp_path).read_text().splitlines()
+
+
+KV = KVDifference(
+    role="decode",
+    places=(KVPlace(layer="layer.1", kind="keys", heads=(0,), first_token=0, zeros=False, found_at=None),),
+    differing=1,
+    tokens=(40,),
+    prompt_tokens=65,
+    by_layer=(KVOfLayers(layers=("layer.1",), keys=(1,), values=(), zeros=False),),
+)
+
+
+def test_what_only_the_kv_itself_shows_is_not_exported(tmp_path, monkeypatch):
+    """A program sees answers alone, so it would say that the defect does not show."""
+    prepared, target, _ = from_run(RECORDED, KNOWN, False, NO_FLAGS)
+    seen = DefectSeen(finding("pd-eagle3").model_copy(update={"check": "kv-computed", "evidence": KV}))
+    monkeypatch.setattr("harness.commands.export.finding.engines_for", lambda *_: ENVIRONMENT)
+    monkeypatch.setattr("harness.commands.export.finding._looked_up", lambda *_: seen)
+    with pytest.raises(UsageError, match="about KV alone: the answer is right"):
+        export(lambda env: case_from(prepared, target, env), prepared, (RECORDED, KNOWN), tmp_path / "x.py", True, None)
+    assert not list(tmp_path.iterdir())
+    assert not seen._replace(beside=(finding("pd-eagle3"),)).only_in_kv
+
+
+def test_an_issue_about_something_else_says_that_tokens_are_right(tmp_path):
+    other = finding("pd-eagle3", check="prefill-token")
+    for beside, words in (((), "gives the right tokens:"), ((finding("pd-eagle3"),), "must give:")):
+        seen = DefectSeen(other, beside=beside)
+        assert words in issue_text(named("pd-eagle3"), ENVIRONMENT, tmp_path / "repro.py", seen, {})
 
 
 def test_issue_names_environment_command_and_tokens(tmp_path):

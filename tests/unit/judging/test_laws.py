@@ -49,8 +49,8 @@ LAWS: dict[str, Fails] = {
     "sent from the 2nd hand-off of this cell on": lambda r: r.number >= 2,
 }
 STATES: dict[str, Fails] = {
-    "sent before, too (the second time)": lambda r: r.repeated,
-    "sent while another is under way": lambda r: r.together,
+    "the same prompt was sent before": lambda r: r.repeated,
+    "sent while another request runs": lambda r: r.together,
     "sent with stop-string": lambda r: r.parameter == "stop-string",
     "sent from the 20th request of this cell on": lambda r: r.number >= 20,
 }
@@ -63,8 +63,8 @@ def test_the_law_of_a_defect_is_named_and_the_others_are_excluded(clause):
         # A single request before it: chance would do.
         assert law.text.startswith(f"as far as these prompts show, fails if {clause}; which may be chance")
         return
-    assert law.text.startswith(f"{IFF}{clause}") and "excluded: " in law.text and law.exact
-    assert ("age (contradicted by " in law.text) == ("sent from" not in clause)
+    assert law.text.startswith(f"{IFF}{clause}") and "ruled out: " in law.text and law.exact
+    assert ("number of earlier requests (" in law.text) == ("sent from" not in clause)
 
 
 @pytest.mark.parametrize("clause", STATES)
@@ -175,4 +175,4 @@ def test_the_age_of_engines_counts_requests_that_are_not_recorded_and_compares_f
     verdict = judge_cell(view(history(rows, scenarios=[config]), "pd-eagle3", lookups(lengths), scenario="old"))
     assert verdict.diagnosis is not None and verdict.diagnosis.law is not None
     assert verdict.diagnosis.law.text.startswith(f"{IFF}sent from the 508th request of this cell on")
-    assert "100 % in the first tenth of the requests and 0 % in the last" in verdict.diagnosis.text
+    assert "100 % in the first tenth of the requests, 0 % in the last" in verdict.diagnosis.text

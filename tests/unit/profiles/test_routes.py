@@ -110,7 +110,7 @@ def test_router_that_hides_a_failed_hand_off_is_found(asked):
     assert (finding.prompt_id, finding.damage) == ("p96", "routing")
     assert ("P was never asked" in finding.message) is not asked
     assert found["tokens-baseline"].verdict is Verdict.PASS
-    assert judged.diagnosis.text.startswith("the router hands nothing off in 1 of 3 requests")
+    assert judged.diagnosis.text.startswith("the router does not hand off in 1 of 3 requests")
     assert judged.diagnosis.location is None
 
 
@@ -124,7 +124,7 @@ def test_what_is_not_handed_off_is_no_wrong_kv_and_no_exposure_of_hand_offs():
     ]
     found, judged = checks(*requests)
     assert {f.damage for f in found["transfer"].findings} == {"routing", "target-kv"}
-    assert judged.diagnosis.text.startswith("the router hands nothing off in 1 of 3 requests")
+    assert judged.diagnosis.text.startswith("the router does not hand off in 1 of 3 requests")
     exposure = exposure_of(judge(run_of(*requests), lookups(list(LENGTHS))))
     assert (exposure.answers, exposure.handed_off) == (3, 2)
     lost = exposure_of(judge(run_of(requests[0]), lookups(list(LENGTHS))))

@@ -38,7 +38,7 @@ def slower(o):
 def test_equal_runs_have_nothing_to_say(tmp_path):
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     found = compare_runs(a, b)
-    assert found.sentence.startswith("The same verdicts; the same tokens; no change of acceptance")
+    assert found.sentence.startswith("The same verdicts; the same tokens; the same acceptance")
     assert compare_runs(a, a).sentence == "Both are the same record, so that nothing can differ"
     assert not found.new and not found.gone
     assert all(c.equal == c.common == len(LENGTHS) for c in found.cells)
@@ -57,6 +57,8 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert (pairs["pd-eagle3"].common, pairs["pd-eagle3"].equal) == (3, 2)
     assert pairs["pd-eagle3"].positions[0].effect < 0 and pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
+    # Three prompts are too few for a difference to count, which is not "no change".
+    assert "no significant change of acceptance" in found.sentence
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
     assert "1 prompt with different tokens" in found.sentence
     html = render_comparison(found)
