@@ -644,9 +644,10 @@ def _state_layer(runner: Any, name: str, drafter: bool, spec: Any) -> LayerWithS
 
 
 def _convolution(tensor: Any, drafts: int) -> Any:
-    """Return the state of a convolution as [blocks, 1, ...], without the room behind it that drafts take."""
+    """Return the state of a convolution as [blocks, 1, inputs, ...], without the room behind it that drafts take."""
     axis = _window_axis()
-    return tensor.narrow(axis, 0, tensor.shape[axis] - drafts).unsqueeze(1)
+    # Engines that NIXL connects keep the inputs last, others first (``vllm/platforms/cpu.py``).
+    return tensor.narrow(axis, 0, tensor.shape[axis] - drafts).movedim(axis, 1).unsqueeze(1)
 
 
 def _window_axis() -> int:

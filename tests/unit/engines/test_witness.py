@@ -413,6 +413,13 @@ class TestRecurrentState:
         found = compare_notes(ours, theirs)
         assert (found.states_compared, found.differs) == (len(STATEFUL), False)
 
+    def test_which_axis_is_the_window_does_not_matter(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An engine that NIXL connects has its inputs last, a plain one first."""
+        ours = self._ended(tmp_path, {64: state_of(1)})
+        monkeypatch.setattr(plugin, "_window_axis", lambda: 1)
+        theirs = self._ended(tmp_path, {64: state_of(1)}, "prefill", drafts=3, window_axis=1)
+        assert not compare_notes(ours, theirs).differs
+
     @pytest.mark.parametrize(
         ("at", "kind", "heads"), [(0, "convolution", ()), (11, "convolution", ()), (37, "state", (1,))]
     )
