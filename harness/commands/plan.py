@@ -31,6 +31,7 @@ from harness.scheduling.planning import all_at_once, simulate
 from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
 from harness.workload.edges import missed
+from harness.workload.hit_edges import missed_hits
 from harness.workload.prepare import Prepared
 
 
@@ -54,7 +55,7 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     )
     for line in _short_drafters(prepared):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in _missed_edges(prepared):
+    for line in (*_missed_edges(prepared), *_missed_hits(prepared)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # The bitwise tier has many, of few requests each.
     for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
@@ -101,6 +102,20 @@ def _missed_edges(prepared: Prepared) -> list[str]:
         f"no prompt of N tokens is handed over with {at}: {', '.join(cells[:6])}{' …' if len(cells) > 6 else ''}"
         for at, cells in by_words.items()
     ]
+
+
+def _missed_hits(prepared: Prepared) -> list[str]:
+    """Say at which lengths that matter to its engines no prompt is hit in a prefix cache."""
+    by_words: dict[str, dict[str, list[str]]] = {}
+    for work in prepared.works:
+        for edge in missed_hits(prepared.profile.part(work.cell.variant), work):
+            side = {"prefill": "P", "decode": "D", "single": ""}[edge.role]
+            by_words.setdefault(edge.at, {}).setdefault(work.cell.id, []).append(side)
+    lines = []
+    for at, cells in by_words.items():
+        named = [f"{cell} ({', '.join(sides)})" if all(sides) else cell for cell, sides in cells.items()]
+        lines.append(f"{at}: {', '.join(named[:6])}{' …' if len(named) > 6 else ''}")
+    return lines
 
 
 def _engines(prepared: Prepared) -> Table:

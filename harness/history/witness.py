@@ -27,6 +27,8 @@ Moment = Literal["begin", "end", "answer", "drafts"]
 CELL = 16
 """Tokens in a cell."""
 _SKETCH = 8
+OUTLINE = 2
+"""Projections of a token."""
 _CACHED = 16 * 2**20
 """Bytes of lines whose notes are kept."""
 _REQUEST = re.compile(r"(?:cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?|chatcmpl-(?P<chat>.+?)(?:-[0-9a-f]{8})?)")
@@ -69,6 +71,9 @@ class NotedGroup(NamedTuple):
     """By token: of the target's layers together, and of the drafter's. None where several ranks noted a part each."""
     received: frozenset[int] | None
     """The request's blocks that another engine filled; None where none was asked to."""
+    outlines: tuple[NDArray[np.float32] | None, NDArray[np.float32] | None] = (None, None)
+    """As marks, [tokens, projections]; None where there are no such layers or several ranks noted a part each, and in
+    records of earlier versions."""
     kept: KeptBlocks | None = None
     """Of a note before the first step: what the blocks were that the prefix cache found."""
     firsts: tuple[int, ...] = ()
@@ -162,6 +167,7 @@ class _GroupRow(Strict):
     digests: str
     sketches: str
     marks: tuple[str, str]
+    outlines: tuple[str, str] = ("", "")
     kept: _KeptRow | None = None
 
 
@@ -295,8 +301,20 @@ def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | Non
     if any(len(mark) != len(counted) for mark in marks):
         raise DataError(f"{path}: expected a mark for each of {len(counted)} tokens, found another number")
     kept = None if found.kept is None else _kept(known, found.kept, cells, path)
-    both = (marks[0], marks[1])
-    return NotedGroup(layers, known.block_size, counted, digests, sketches, both, received, kept, known.firsts)
+    target, drafter = (_outline(text, len(counted), path) for text in found.outlines)
+    both, outlines = (marks[0], marks[1]), (target, drafter)
+    return NotedGroup(
+        layers, known.block_size, counted, digests, sketches, both, received, outlines, kept, known.firsts
+    )
+
+
+def _outline(text: str, tokens: int, path: Path) -> NDArray[np.float32] | None:
+    if not text:
+        return None
+    try:
+        return _array(text, "<f2", path).reshape(tokens, OUTLINE).astype(np.float32)
+    except ValueError as error:
+        raise DataError(f"{path}: expected an outline of each of {tokens} tokens, found another number") from error
 
 
 def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptBlocks:
@@ -349,11 +367,13 @@ def _behind(first: int, group: NotedGroup) -> NotedGroup:
         return group
     cells, tokens = ((0, 0), (0, 0), (first, 0), (0, 0)), (first * CELL, 0)
     marks = group.marks and (np.pad(group.marks[0], tokens), np.pad(group.marks[1], tokens))
+    target, drafter = (None if o is None else np.pad(o, (tokens, (0, 0))) for o in group.outlines)
     return group._replace(
         counted=np.pad(group.counted, tokens),
         digests=np.pad(group.digests, cells),
         sketches=np.pad(group.sketches, cells),
         marks=marks,
+        outlines=(target, drafter),
     )
 
 
@@ -382,6 +402,7 @@ def _of_all(ranks: Sequence[NotedGroup]) -> Iterator[NotedGroup]:
             digests=np.concatenate([_agreed([ranks[n].digests[layers] for n in same]) for same in copies], axis=-1),
             sketches=np.sum([np.mean([ranks[n].sketches[layers] for n in same], axis=0) for same in copies], axis=0),
             marks=None,
+            outlines=(None, None),
             kept=kept and kept._replace(digests=_kept_digests(ranks, layers, copies)),
             firsts=(),
         )
@@ -448,9 +469,14 @@ def _joined(front: NotedGroup, behind: NotedGroup) -> NotedGroup:
         pairs = zip(front.marks, behind.marks, strict=True)
         target, drafter = (np.concatenate([a[: first * CELL], b[first * CELL :]]) for a, b in pairs)
         marks = (target, drafter)
+    lines = [
+        None if a is None or b is None else np.concatenate([a[: first * CELL], b[first * CELL :]])
+        for a, b in zip(front.outlines, behind.outlines, strict=True)
+    ]
     return front._replace(
         counted=np.concatenate([front.counted[: first * CELL], behind.counted[first * CELL :]]),
         digests=np.concatenate([front.digests[:, :, :first], behind.digests[:, :, first:]], axis=2),
         sketches=np.concatenate([front.sketches[:, :, :first], behind.sketches[:, :, first:]], axis=2),
         marks=marks,
+        outlines=(lines[0], lines[1]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -9,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.history.witness import CELL, KVLayer, Noted, NotedGroup, NotedState, StateLayer
+from harness.history.witness import CELL, OUTLINE, KVLayer, Noted, NotedGroup, NotedState, StateLayer
 
 KINDS = ("keys", "values")
 STATE_KINDS = ("convolution", "state")
+_NEVER = math.log(1e6)
+"""By chance, outlines show less than one in a million times that a few tokens are so far apart."""
 
 
 class OtherKV(NamedTuple):
@@ -81,6 +84,8 @@ class KVComparison(NamedTuple):
     """The recurrent states that differ."""
     states_compared: int = 0
     """States that were compared, over all layers."""
+    drafter: bool = False
+    """Whether layers of the drafter alone were compared."""
 
     @property
     def compared(self) -> int:
@@ -121,15 +126,19 @@ def compare_notes(
         number, found = _differences(mine, other, pairs, common, bounds)
         cells += number
         places += found
-        others |= _tokens(mine, other, common, {p.layer.drafter for p in found}, {p.cell for p in found})
-        if bounds == EXACT:
-            # Cells of unlike extent have no digest in common, and no place: their tokens tell.
-            uneven = [c for c, both in common.items() if not _even(mine, other, c, both)]
-            asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
-            cells += len(uneven)
-            others |= _tokens(mine, other, common, asked, uneven)
+        for owner in {p.layer.drafter for p in found}:
+            at = {p.cell for p in found if p.layer.drafter == owner}
+            others |= _tokens(mine, other, owner, {cell: common[cell] for cell in at}, bounds)
+        # Cells of unlike extent have no digest in common, and no place: their tokens tell.
+        uneven = {c: both for c, both in common.items() if not _even(mine, other, c, both)}
+        asked = {layer.drafter for layer in mine.layers if drafter in (None, layer.drafter)}
+        told = [owner for owner in asked if bounds == EXACT or _tells_of_tokens(mine, other, owner, bounds)]
+        cells += len(uneven) * bool(told)
+        for owner in told:
+            wrong = uneven if bounds == EXACT else _apart(mine, other, owner, uneven, common, bounds)
+            others |= _tokens(mine, other, owner, wrong, bounds)
     number, states = _other_states(ours, theirs, drafter, received, bounds, tokens)
-    return KVComparison(cells, tuple(places), tuple(sorted(others)), size, tuple(states), number)
+    return KVComparison(cells, tuple(places), tuple(sorted(others)), size, tuple(states), number, bool(drafter))
 
 
 class _StatePair(NamedTuple):
@@ -364,26 +373,70 @@ def distance_of(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float
 
 
 def _tokens(
-    mine: NotedGroup,
-    other: NotedGroup,
-    common: dict[int, NDArray[np.bool_]],
-    drafters: Collection[bool],
-    cells: Collection[int],
+    mine: NotedGroup, other: NotedGroup, drafter: bool, cells: Mapping[int, NDArray[np.bool_]], bounds: KVBounds
 ) -> set[int]:
-    """Return the tokens of some cells whose marks differ. Marks cover all layers of the target or of the drafter, so
-    that they tell nothing where one engine has other layers."""
-    if mine.marks is None or other.marks is None:
+    """Return the tokens of some cells that differ in the layers of the target or of the drafter, by more than rounding
+    moves them. Where that is not told of any token of a cell, all that differ."""
+    if mine.marks is None or other.marks is None or not _same_layers(mine, other, drafter):
         return set()
-    out = set()
-    for drafter in drafters:
-        if [x for x in mine.layers if x.drafter == drafter] != [x for x in other.layers if x.drafter == drafter]:
-            continue
-        for token in _both(common, cells):
-            if mine.marks[drafter][token] != other.marks[drafter][token]:
-                out.add(token)
+    far = _distances(mine, other, drafter, cells) if _tells_of_tokens(mine, other, drafter, bounds) else {}
+    out: set[int] = set()
+    for cell in cells:
+        differing = {t for t in _held(cells, cell) if mine.marks[drafter][t] != other.marks[drafter][t]}
+        out |= {t for t in differing if not far.get(t, 0.0) <= bounds.otherwise} or differing
     return out
 
 
-def _both(common: dict[int, NDArray[np.bool_]], cells: Collection[int]) -> Iterator[int]:
-    for cell in sorted(cells):
-        yield from (cell * CELL + int(t) for t in np.flatnonzero(common[cell]))
+def _apart(
+    mine: NotedGroup,
+    other: NotedGroup,
+    drafter: bool,
+    cells: Mapping[int, NDArray[np.bool_]],
+    common: Mapping[int, NDArray[np.bool_]],
+    bounds: KVBounds,
+) -> dict[int, NDArray[np.bool_]]:
+    """Return those of some cells whose tokens are further apart than rounding, and the few projections of them,
+    allow."""
+    far = _distances(mine, other, drafter, common)
+    out = {}
+    for cell in cells:
+        squares = [far[t] ** 2 for t in _held(cells, cell)]
+        if not np.mean(squares) <= (bounds.otherwise * _spread(len(squares))) ** 2:
+            out[cell] = cells[cell]
+    return out
+
+
+def _spread(tokens: int) -> float:
+    """Return how many times its size the distance of so many tokens may seem, once in a million (Laurent and Massart,
+    2000)."""
+    share = _NEVER / (OUTLINE * tokens)
+    return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
+
+
+def _tells_of_tokens(mine: NotedGroup, other: NotedGroup, drafter: bool, bounds: KVBounds) -> bool:
+    """Return whether outlines tell how far tokens are apart: not where rounding was measured by layer."""
+    both = mine.outlines[drafter] is not None and other.outlines[drafter] is not None
+    return both and bounds != EXACT and not bounds.by_layer and _same_layers(mine, other, drafter)
+
+
+def _distances(
+    mine: NotedGroup, other: NotedGroup, drafter: bool, cells: Mapping[int, NDArray[np.bool_]]
+) -> dict[int, float]:
+    """Return the distances of the tokens of some cells, over the usual size of one."""
+    ours, theirs = mine.outlines[drafter], other.outlines[drafter]
+    tokens = [t for cell in cells for t in _held(cells, cell)]
+    if ours is None or theirs is None or not tokens:
+        return {}
+    size = float(np.sqrt(np.mean(np.square(theirs[tokens]).sum(axis=1))))
+    apart = np.sqrt(np.square(ours[tokens] - theirs[tokens]).sum(axis=1))
+    far = apart / size if size else np.where(apart, np.inf, 0.0)
+    return dict(zip(tokens, far.tolist(), strict=True))
+
+
+def _same_layers(mine: NotedGroup, other: NotedGroup, drafter: bool) -> bool:
+    """Return whether both have the same layers of the target or of the drafter: marks and outlines cover all."""
+    return [x for x in mine.layers if x.drafter == drafter] == [x for x in other.layers if x.drafter == drafter]
+
+
+def _held(cells: Mapping[int, NDArray[np.bool_]], cell: int) -> list[int]:
+    return [cell * CELL + int(t) for t in np.flatnonzero(cells[cell])]

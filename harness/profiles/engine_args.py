@@ -232,6 +232,15 @@ def parallel_size(arguments: Sequence[str], names: Collection[str] = (PIPELINE, 
     return size
 
 
+_CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")
+
+
+def caches_prefixes(arguments: Sequence[str]) -> bool:
+    """Return whether engines have a prefix cache: unless the last word on it is no."""
+    told = [a for a in arguments if a.replace("_", "-") in _CACHING]
+    return not told or told[-1].replace("_", "-") == _CACHING[0]
+
+
 def _check_value(value: str) -> None:
     if not is_plain(value):
         raise ValueError(f"expected a number or a plain word, neither a path nor JSON, found {value!r}")

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from harness.profiles import connectors
 from harness.profiles.axes import part_of
-from harness.profiles.engine_args import PIPELINE, parallel_size
+from harness.profiles.engine_args import PIPELINE, caches_prefixes, parallel_size
 from harness.profiles.engine_config import TensorParallel
 from harness.profiles.methods import Traits, traits_of
 from harness.profiles.model import Judging, Profile
@@ -33,9 +33,6 @@ BEFORE_ROUNDING = {"logprob_nats": 1e-5, "near_tie_nats": 0.02}
 """Bounds of records that say nothing of them: their defaults before rounding was measured. Later ones say None."""
 _SCENARIO: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-_CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")
 
 
 class RecordedEngine(NamedTuple):
@@ -110,8 +107,7 @@ class RecordedEngine(NamedTuple):
     @property
     def caches_prefixes(self) -> bool:
         """Whether engines have a prefix cache: unless the last word on it is no."""
-        told = [a for a in self.extra_args if a.replace("_", "-") in _CACHING]
-        return not told or told[-1].replace("_", "-") == _CACHING[0]
+        return caches_prefixes(self.extra_args)
 
     @property
     def prefix_cache_retention(self) -> int:

@@ -34,17 +34,18 @@ def edges_of(profile: Profile, cell: Cell) -> Iterator[Edge]:
     size, target = profile.engine.block_size, target_config(profile)
     left = held_back(recurrent(target), cell.method.draft_tokens, modules_in(profile, cell.method))
     handed = "what P hands over is a whole number of blocks, one token less or one more"
-    yield Edge(_around(left, size), max(left, 1), handed + (f" (it leaves {left} to D)" if left else ""))
+    yield Edge(around(left, size), max(left, 1), handed + (f" (it leaves {left} to D)" if left else ""))
     if lookahead := cell.method.lookahead:
         spilling = {0, *range(size - lookahead + 1, size)}
         yield Edge(frozenset(spilling), 1, f"{lookahead} slots for drafts take another block")
     for window in windows_in(target, cell.method, profile.engine.extra_args):
         if window is not None:
             words = f"a window of {window} begins with a block, one token before or one behind"
-            yield Edge(_around(window - 1, size), window, words)
+            yield Edge(around(window - 1, size), window, words)
 
 
-def _around(tokens: int, block_size: int) -> frozenset[int]:
+def around(tokens: int, block_size: int) -> frozenset[int]:
+    """Return what so many tokens are past whole blocks, with a token less and one more."""
     return frozenset((tokens + past) % block_size for past in (-1, 0, 1))
 
 

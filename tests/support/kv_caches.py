@@ -115,15 +115,24 @@ STATE_HEADS = 2
 class StatefulRunner(StandInRunner):
     """A model runner that has layers with recurrent state, too: a convolution and a state of two heads in each."""
 
-    def __init__(self, kv: torch.Tensor, states: dict[int, torch.Tensor], drafts: int = 0, mode: str = "align") -> None:
+    def __init__(
+        self,
+        kv: torch.Tensor,
+        states: dict[int, torch.Tensor],
+        drafts: int = 0,
+        mode: str = "align",
+        window_axis: int = 2,
+    ) -> None:
         """Let the request have ``states`` ([layers, numbers of one layer]) after so many tokens, in the blocks in which
-        these tokens end. ``drafts`` is the room behind a convolution for their states."""
+        these tokens end. ``drafts`` is the room behind a convolution for their states, along ``window_axis``."""
         super().__init__(kv, 32, draft=False)
         # All groups share one pool.
         self.of_groups.append([block + len(self.blocks) for block in self.blocks])
         size = 2 * len(self.blocks) + 1
         # What is behind the window of a convolution belongs to nobody.
-        self.tensors = {name: (torch.randn(size, 4, 3 + drafts), torch.randn(size, 2, 5, 5)) for name in STATEFUL}
+        self._axis = window_axis
+        shape = (size, 4, 3 + drafts) if window_axis == 2 else (size, 3 + drafts, 4)
+        self.tensors = {name: (torch.randn(shape), torch.randn(size, 2, 5, 5)) for name in STATEFUL}
         for tokens, state in states.items():
             self.put(tokens, state)
         for name in STATEFUL:
@@ -136,7 +145,7 @@ class StatefulRunner(StandInRunner):
         block = self.of_groups[1][(tokens - 1) // 32]
         for numbers, name in zip(state, STATEFUL, strict=True):
             convolution, recurrent = self.tensors[name]
-            convolution[block, :, :3] = numbers[:12].reshape(4, 3)
+            convolution[block].movedim(self._axis - 1, 1)[:, :3] = numbers[:12].reshape(4, 3)
             recurrent[block] = numbers[12:].reshape(2, 5, 5)
 
 

@@ -23,7 +23,8 @@ a token are read through the places to which the attention backend itself writes
 * A **state's digests** are the same for each layer, tensor and head: of a convolution one over all of it.
 * Of a **draft**, the sketch is of the drafter's hidden state that it was sampled from, in single precision: what a
   drafter is given in a step, and what it reads, are all in it.
-* A **token's mark** is 32 bits over all layers of the target, or all of the drafter: it says where a cell differs.
+* A **token's mark** is 32 bits over all layers of the target, or all of the drafter: it says where a cell differs. Its
+  **outline** is ``OUTLINE`` projections of the same, in half precision: it says whether by more than rounding.
 
 The folder of this module is on the engines' Python path, and the ``dist-info`` beside it declares ``register`` to vLLM.
 It uses the standard library and torch alone, and takes no input but requests' states in its own process.
@@ -57,6 +58,8 @@ CELL = 16
 """Tokens in a cell. Sizes of blocks are multiples of it."""
 SKETCH = 8
 """Projections in a sketch."""
+OUTLINE = 2
+"""Those of one token."""
 _NULL_BLOCK = 0
 _AT_ONCE = 4096
 """Tokens that are read at a time, a multiple of a cell: so many of a layer are copied on the device."""
@@ -415,20 +418,21 @@ class Witness:
         counted = (positions < end) & (of_block != _NULL_BLOCK)
         places = of_block * group.block_size + positions % group.block_size
         parts = [_part(group, p, c) for p, c in zip(places.split(_AT_ONCE), counted.split(_AT_ONCE), strict=True)]
-        digests, sketches, target, drafter = zip(*parts, strict=True)
-        marks = [torch.cat(target), torch.cat(drafter)]
-        return group.number, counted, torch.cat(digests, 2), torch.cat(sketches, 2), marks
+        digests, sketches, marks, outlines = zip(*parts, strict=True)
+        of_tokens = [[torch.cat(some) for some in zip(*both, strict=True)] for both in (marks, outlines)]
+        return group.number, counted, torch.cat(digests, 2), torch.cat(sketches, 2), *of_tokens
 
 
-def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, Any, Any]:
-    """Return digests and sketches of whole cells [layers, 2, cells, ...], and the marks of their tokens, of the target
-    and of the drafter. ``places`` are those of tokens in the cache, in blocks of the group, ``counted`` whether each
-    counts."""
+def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, list[Any], list[Any]]:
+    """Return digests and sketches of whole cells [layers, 2, cells, ...], and the marks and outlines of their tokens,
+    each of the target and of the drafter. ``places`` are those of tokens in the cache, in blocks of the group,
+    ``counted`` whether each counts."""
     import torch
 
     cells = len(places) // CELL
     digests, sketches = [], []
     marks = [torch.zeros(len(places), dtype=torch.int64) for _ in range(2)]
+    outlines = [torch.zeros((len(places), OUTLINE)) for _ in range(2)]
     for number, layer in enumerate(group.layers):
         device = layer.cache.device
         size = layer.places.shape[1]
@@ -439,11 +443,19 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, Any, Any]:
             raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
             sums = _sums(raw, layer.first_head)
             digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
-            sketches.append(_sketch(raw.view(layer.numbers), cells, layer.first_head))
-            share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[2 * number + kind]
+            rows = _projected(raw.view(layer.numbers), layer.first_head)
+            sketches.append((rows.reshape(cells, CELL, SKETCH) * _signs(CELL, 9, device)).sum(1).to(torch.float16))
+            tensor = 2 * number + kind
+            share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[tensor]
             marks[layer.drafter] = marks[layer.drafter].to(device) + share
+            # Layers that are alike do not add up.
+            lines = rows[:, :OUTLINE] * _signs(2 * len(group.layers), 19, device)[tensor, :OUTLINE]
+            outlines[layer.drafter] = outlines[layer.drafter].to(device) + lines
     shape = (len(group.layers), 2, cells, -1)
-    return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), *marks
+    # As large as one number of the KV, for which half precision has room.
+    numbers = [sum(2 * x.places[0, 0].numel() for x in group.layers if x.drafter is owner) for owner in (False, True)]
+    scaled = [(o / max(1, n) ** 0.5).to(torch.float16) for o, n in zip(outlines, numbers, strict=True)]
+    return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), marks, scaled
 
 
 def _of_group(received: Sequence[Sequence[int]] | None, group: int) -> set[int]:
@@ -492,13 +504,15 @@ def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]], states: Sequence
     import torch
 
     groups = []
-    for index, counted, digests, sketches, marks, kept in noted:
+    for index, counted, digests, sketches, marks, outlines, kept in noted:
         group = {
             "group": index,
             "counted": _text(counted.to(torch.uint8)),
             "digests": _text(digests),
             "sketches": _text(sketches),
             "marks": [_text((m >> 32).to(torch.int32)) for m in marks],
+            # Of layers that a group does not have there is none.
+            "outlines": [_text(o) if o.any() else "" for o in outlines],
         }
         if kept is not None:
             of_blocks = kept["digests"]
@@ -644,9 +658,10 @@ def _state_layer(runner: Any, name: str, drafter: bool, spec: Any) -> LayerWithS
 
 
 def _convolution(tensor: Any, drafts: int) -> Any:
-    """Return the state of a convolution as [blocks, 1, ...], without the room behind it that drafts take."""
+    """Return the state of a convolution as [blocks, 1, inputs, ...], without the room behind it that drafts take."""
     axis = _window_axis()
-    return tensor.narrow(axis, 0, tensor.shape[axis] - drafts).unsqueeze(1)
+    # Engines that NIXL connects keep the inputs last, others first (``vllm/platforms/cpu.py``).
+    return tensor.narrow(axis, 0, tensor.shape[axis] - drafts).movedim(axis, 1).unsqueeze(1)
 
 
 def _window_axis() -> int:
@@ -727,14 +742,13 @@ def _integers(raw: Any) -> Any:
     return raw.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
 
 
-def _sketch(raw: Any, cells: int, first_head: int) -> Any:
-    """Return the sketches of [cells * CELL, heads, elements]: half precision [cells, SKETCH]."""
+def _projected(raw: Any, first_head: int) -> Any:
+    """Return the projections of [tokens, heads, elements] by token: float32 [tokens, SKETCH]."""
     import torch
 
-    _, heads, size = raw.shape
+    tokens, heads, size = raw.shape
     signs = _signs((first_head + heads) * size, 5, raw.device)[first_head * size :]
-    rows = raw.reshape(cells * CELL, heads * size).to(torch.float32) @ signs
-    return (rows.reshape(cells, CELL, SKETCH) * _signs(CELL, 9, raw.device)).sum(1).to(torch.float16)
+    return raw.reshape(tokens, heads * size).to(torch.float32) @ signs
 
 
 @functools.lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ def kv_finding(
     cell: CellView, check: str, o: Observation, role: str, found: KVComparison, words: str, whose: str
 ) -> Finding:
     """Return the finding of a role's KV that is another than that of ``whose``; ``words`` say what was expected."""
-    only_drafter = bool(found.places) and all(p.layer.drafter for p in found.places)
+    only_drafter = all(p.layer.drafter for p in found.places) if found.places else found.drafter
     damage: DamageClass = "drafter-kv" if only_drafter else "target-kv"
     where = _where(found, blocks(len(o.sent_ids), found.block_size), whose)
     evidence = KVDifference(

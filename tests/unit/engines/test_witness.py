@@ -104,6 +104,58 @@ def test_what_is_behind_the_prompt_does_not_count(tmp_path: Path) -> None:
     assert not found.differs
 
 
+_ROUNDED = KVBounds(2e-3)
+
+
+def _ending(folder: Path, kv: torch.Tensor, role: str, tokens: int = PROMPT) -> Noted:
+    """Return the note of a request whose prompt has so many tokens."""
+    runner = StandInRunner(kv, 32)
+    take_note(plugin.Witness(runner, AtOnce(folder, role)), runner, role, "end", tokens)
+    (noted,) = KVWitness(folder).noted(role, role, "end")  # type: ignore[arg-type]
+    return noted
+
+
+def test_a_token_that_is_only_rounded_is_not_named_beside_a_wrong_one(tmp_path: Path) -> None:
+    kv = kv_of(4)
+    other = kv.clone()
+    other[2, :, 37] = 1.5
+    other[2, :, 38:40] *= 1 + 1e-6
+    ours, theirs = _ending(tmp_path, other, "decode"), _ending(tmp_path, kv, "prefill")
+    assert compare_notes(ours, theirs).tokens == (37, 38, 39)
+    assert compare_notes(ours, theirs, bounds=_ROUNDED).tokens == (37,)
+    without = ours._replace(groups=tuple(g._replace(outlines=(None, None)) for g in ours.groups))
+    assert compare_notes(without, theirs, bounds=_ROUNDED).tokens == (37, 38, 39)
+
+
+@pytest.mark.parametrize("drafter", [False, True])
+def test_the_last_tokens_are_compared_where_one_engine_has_more_of_their_cell(tmp_path: Path, drafter: bool) -> None:
+    """P of several modules computes two tokens less than the single engine, so that no digest is of the same tokens."""
+    kv = kv_of(5)
+    rounded, other = kv * (1 + 1e-6), kv.clone()
+    other[2 if drafter else 1, 0, PROMPT - 3] = kv[2 if drafter else 1, 0, 7]
+    theirs = _ending(tmp_path, kv, "prefill")
+    same, wrong = (_ending(tmp_path / str(n), x, "decode", PROMPT - 2) for n, x in enumerate((rounded, other)))
+    assert not compare_notes(same, theirs, drafter=drafter, bounds=_ROUNDED).differs
+    found = compare_notes(wrong, theirs, drafter=drafter, bounds=_ROUNDED)
+    assert (found.tokens, found.places, found.drafter) == ((PROMPT - 3,), (), drafter)
+    assert not compare_notes(wrong, theirs, drafter=not drafter, bounds=_ROUNDED).differs
+    # Rounding that was measured is one of whole cells.
+    measured = _ROUNDED._replace(by_layer={(LAYERS[0], False): 0.5})
+    assert not compare_notes(wrong, theirs, drafter=drafter, bounds=measured).differs
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 14])
+def test_rounding_up_to_its_bound_is_not_told_as_other_kv_of_a_few_tokens(tmp_path: Path, tokens: int) -> None:
+    kv = kv_of(6)
+    theirs = _ending(tmp_path, kv, "prefill", CELL * 4 + 15)
+    for seed in range(40):
+        other = kv.clone()
+        noise = torch.randn(kv.shape, generator=torch.Generator().manual_seed(seed))
+        other[:, :, CELL * 4 :] += 0.1 * noise[:, :, CELL * 4 :]
+        ours = _ending(tmp_path / str(seed), other, "decode", CELL * 4 + tokens)
+        assert not compare_notes(ours, theirs, drafter=False, bounds=KVBounds(0.1)).tokens
+
+
 def _of_ranks(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -225,6 +277,9 @@ def test_an_engine_without_a_drafter_is_compared_in_the_targets_layers(tmp_path:
     found = compare_notes(ours, plain, drafter=False)
     assert found.cells == 6 * 2
     assert not found.differs
+    # Where one has more tokens of the last cell, too.
+    found = compare_notes(ours, plain, drafter=False, bounds=_ROUNDED, tokens=PROMPT - 1)
+    assert (found.cells, found.differs) == (5 * 2 + 1, False)
 
 
 def test_rounding_is_within_a_bound_and_a_lost_head_is_not(tmp_path: Path) -> None:
@@ -412,6 +467,13 @@ class TestRecurrentState:
         assert [s.tokens for s in ours.states] == [64, PROMPT]
         found = compare_notes(ours, theirs)
         assert (found.states_compared, found.differs) == (len(STATEFUL), False)
+
+    def test_which_axis_is_the_window_does_not_matter(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An engine that NIXL connects has its inputs last, a plain one first."""
+        ours = self._ended(tmp_path, {64: state_of(1)})
+        monkeypatch.setattr(plugin, "_window_axis", lambda: 1)
+        theirs = self._ended(tmp_path, {64: state_of(1)}, "prefill", drafts=3, window_axis=1)
+        assert not compare_notes(ours, theirs).differs
 
     @pytest.mark.parametrize(
         ("at", "kind", "heads"), [(0, "convolution", ()), (11, "convolution", ()), (37, "state", (1,))]
