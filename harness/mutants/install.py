@@ -82,9 +82,8 @@ class EnabledMutants(Mutation):
         if self._together:
             env[TOGETHER_VARIABLE] = "1"
         # An engine of another environment has no harness.
-        paths = [str(PLUGIN_FOLDER), str(IMPORT_ROOT) if engine_prefix != sys.prefix else ""]
-        env["PYTHONPATH"] = os.pathsep.join(p for p in (*paths, os.environ.get("PYTHONPATH", "")) if p)
-        return env
+        paths = [str(PLUGIN_FOLDER), *([str(IMPORT_ROOT)] if engine_prefix != sys.prefix else [])]
+        return {**env, "PYTHONPATH": os.pathsep.join(paths)}
 
     def exchange(
         self, clients: Mapping[Role, Client], profile: Profile, routers: Mapping[bool, Client]

@@ -9,7 +9,8 @@ That supervisor forks the engine, which runs ``argv`` (``python -m MODULE ARGUME
 it. It ends when the holder's end of the socket is closed; the supervisors and engines do not depend on it.
 
 Importing torch and vLLM takes most of an engine's start, and the engines of a run all import the same. Only what no
-module reads while it is imported may differ between engines (``SEPARATE``). Not for GPUs: CUDA does not survive a fork.
+module reads while it is imported may differ between engines: ``SEPARATE``, and folders of the Python path that only
+declare plugins. Not for GPUs: CUDA does not survive a fork.
 Standard library only. Linux only.
 """
 
@@ -29,7 +30,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ SEPARATE = (
 )
 """Variables, beside the harness's own, in which the engines of one fork server may differ. UCX reads its own when NIXL
 makes an agent, which only engines of pairs do."""
+PLUGINS = "[vllm.general_plugins]"
+"""The entry points that vLLM looks for when an engine starts, not while it is imported."""
 NO_MARK = "0" * 16
 _FILES = 64
 
@@ -62,6 +65,22 @@ def _import(modules: Sequence[str]) -> None:
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+
+
+def declares_plugins_alone(folder: str) -> bool:
+    """Return whether nothing can be imported from a folder of the Python path, which declares plugins of vLLM."""
+    try:
+        inside = list(Path(folder).iterdir())
+        declared = [p.joinpath("entry_points.txt").read_text(encoding="utf-8", errors="replace") for p in inside]
+    except OSError:
+        return False
+    sections = {line for text in declared for line in text.splitlines() if line.startswith("[")}
+    return sections == {PLUGINS} and {p.suffix for p in inside} == {".dist-info"}
+
+
+def path_of(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders that an environment puts on the Python path."""
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def _open_files() -> set[int]:
@@ -137,6 +156,7 @@ class _Engine:
         if self._mark and len(mark) == len(NO_MARK):
             # With the name, because the package for titles overwrites what this process was started with.
             ctypes.memmove(self._mark, _VARIABLE + mark, len(_VARIABLE) + len(mark))
+        sys.path[:0] = [folder for folder in path_of(environment) if folder not in path_of(os.environ)]
         os.environ.clear()
         os.environ.update(environment)
 

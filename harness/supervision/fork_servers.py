@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from harness.supervision import fork_server, procfs
-from harness.supervision.fork_server import NO_MARK, SEPARATE
+from harness.supervision.fork_server import NO_MARK, SEPARATE, declares_plugins_alone, path_of
 from harness.util import clock
 
 _IMPORT_S = 120.0
@@ -118,12 +118,19 @@ def start(
 
     ``argv`` is ``[PYTHON, "-m", MODULE, ARGUMENT …]`` and ``request`` the supervisor's first argument.
     """
-    shared = {k: v for k, v in env.items() if k not in SEPARATE and not k.startswith("KV_HARNESS_")}
+    shared = _shared(env)
     with _lock, contextlib.suppress(OSError):
         server = _obtain(argv[0], modules, shared)
         if server is not None:
             return server.start(request, argv, env, log, handles)
     return None
+
+
+def _shared(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what the engines of one fork server have in common."""
+    path = [folder for folder in path_of(env) if not declares_plugins_alone(folder)]
+    kept = {k: v for k, v in env.items() if k not in SEPARATE and not k.startswith("KV_HARNESS_")}
+    return kept | ({"PYTHONPATH": os.pathsep.join(path)} if "PYTHONPATH" in env else {})
 
 
 def _obtain(python: str, modules: Sequence[str], env: Mapping[str, str]) -> _ForkServer | None:

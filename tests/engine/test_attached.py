@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.history.folder import load_history
+from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.judging.checks.kv import HANDED_OVER
 from harness.judging.checks.registry import judge
@@ -24,6 +25,8 @@ from tests.support.real_engines import living, newest
 
 pytestmark = pytest.mark.engine
 
+# Prompts of every stratum, and no more: nobody waits for the others in a test.
+FEW = "workload: {per_stratum: 2, text_prompts: 1}"
 LIMIT_S = 420
 ENDED_S = 20.0
 
@@ -38,11 +41,12 @@ def tutorial() -> str:
 
 
 def typed_in(folder: Path) -> str:
-    """The same for a folder that is no checkout, with this Python, free ports and a place for what is recorded."""
+    """The same for a folder that is no checkout, with this Python, free ports, few prompts and a place for what is
+    recorded."""
     text = tutorial().replace("/tmp/noted", str(folder / "noted"))
     for port, free in zip(("8000", "8100", "8200", "5600", "5700"), free_ports(5), strict=True):
         text = re.sub(rf"\b{port}\b", str(free), text)
-    text = text.replace("harness run -p", f"harness run --out {folder / 'out'} -p")
+    text = text.replace("harness run -p", f"echo '{FEW}' >> pair.yaml\nharness run --out {folder / 'out'} -p")
     function = f'harness() {{ PYTHONPATH={REPOSITORY} python -m harness "$@"; }}\n'
     return f"set -e\n{function}{text}wait\n"
 
@@ -81,4 +85,5 @@ def test_servers_that_are_started_as_the_tutorial_says_are_read_asked_and_judged
     assert all(engine.attached for engine in history.run.engines)
     assert judgement.verdict is Verdict.PASS
     over = judgement.result("pd-eagle3", HANDED_OVER)
-    assert over.verdict is Verdict.PASS and over.judged >= 40
+    cold = [o for o in history.in_order("pd-eagle3") if o.scenario == COLD]
+    assert over.verdict is Verdict.PASS and over.judged == len(cold) >= 10

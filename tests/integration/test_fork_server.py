@@ -38,7 +38,7 @@ os.sched_setaffinity(0, cores)
 os.register_at_fork(after_in_child=register)
 """
 PROGRAM = """
-import json, os, signal, sys, time
+import importlib.metadata, json, os, signal, sys, time
 import heavy
 files = {}
 for name in os.listdir("/proc/self/fd"):
@@ -49,7 +49,7 @@ for name in os.listdir("/proc/self/fd"):
 print(json.dumps({
     "pid": os.getpid(), "argv": sys.argv[1:], "imported_by": heavy.IMPORTED_BY, "session": os.getsid(0),
     "given": os.environ.get("VLLM_API_KEY"), "files": files, "name": __name__,
-    "cores": len(os.sched_getaffinity(0)),
+    "cores": len(os.sched_getaffinity(0)), "plugins": len(importlib.metadata.entry_points(name="some")),
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)],
 }), flush=True)
 if sys.argv[1] == "fail":
@@ -136,6 +136,33 @@ def test_second_program_is_forked_from_the_same_process_and_another_environment_
         importers.append(printed(folder)["imported_by"])
     assert importers[0] == importers[1] != importers[2]
     assert gone([importers[0]])
+
+
+@pytest.mark.parametrize(
+    ("group", "beside", "same"),
+    [
+        ("vllm.general_plugins", "", True),
+        # Read while a module is imported, or a module itself: another fork server.
+        ("triton.backends", "", False),
+        ("vllm.general_plugins", "module.py", False),
+    ],
+)
+def test_programs_differ_in_folders_that_only_declare_plugins(folder, group, beside, same):
+    plugins = folder / "plugins"
+    declared = plugins / "some-1.dist-info"
+    declared.mkdir(parents=True)
+    (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1\n")
+    (declared / "entry_points.txt").write_text(f"[{group}]\nsome = json:loads\n")
+    if beside:
+        (plugins / beside).touch()
+    found = []
+    for path in (str(folder), f"{plugins}{os.pathsep}{folder}", str(folder)):
+        process = start(folder, "end", PYTHONPATH=path)
+        process.wait(20)
+        process.close()
+        found.append(printed(folder))
+    assert [f["plugins"] for f in found] == [0, 1, 0]
+    assert (len({f["imported_by"] for f in found}) == 1) == same
 
 
 def test_fork_server_is_not_ended_before_it_has_forked_what_it_was_asked_for(folder):

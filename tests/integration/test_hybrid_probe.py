@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from harness.prompts.probe_task import WEIGHTS
-from tools.probe_models import hybrid
 
 # Threads that wait for a core spin on another one: beside other tests this took twenty times as long.
 torch.set_num_threads(1)
@@ -16,13 +14,23 @@ LAYERS = (0, 2)
 
 
 @pytest.fixture(scope="module")
-def target():
+def hybrid():
+    # Imported here: with transformers it takes four seconds, in every process that collects tests.
+    from tools.probe_models import hybrid
+
+    return hybrid
+
+
+@pytest.fixture(scope="module")
+def target(hybrid):
+    import transformers
+
     loaded = transformers.Qwen3NextForCausalLM.from_pretrained(WEIGHTS / "hybrid", dtype=torch.float32)
     return loaded.eval()
 
 
 @pytest.fixture(scope="module")
-def text():
+def text(hybrid):
     """A prompt with its answer."""
     return next(ids for ids in hybrid.shipped() if ids.shape[1] > 100)
 
@@ -51,7 +59,7 @@ def test_no_part_of_the_state_can_be_lost_unseen(target, text, layer, name):
 
 
 @pytest.mark.parametrize(("state", "convolution"), [(False, False), (True, False), (False, True), (True, True)])
-def test_training_loses_what_an_engine_would_lose(target, text, state, convolution):
+def test_training_loses_what_an_engine_would_lose(hybrid, target, text, state, convolution):
     last = LAYERS[-1]
     names = [name for name, gone in (("recurrent_states", state), ("conv_states", convolution)) if gone]
     lost = hybrid.Lost(torch.tensor([state]), torch.tensor([convolution]), handed(text))

@@ -17,7 +17,7 @@ from harness.reports.markdown import MAX_LINES, render_markdown
 from harness.reports.summary import RunSummary
 from harness.reports.terminal import print_summary
 from tests.support.builders import CELLS, finding, flawless, history, summarised
-from tests.support.junit import SCHEMA
+from tests.support.junit import schema
 
 GREEN = summarised(history(flawless(), CELLS))
 RED = st.sampled_from([Verdict.REGRESSION, Verdict.DRIFT, Verdict.UNKNOWN, Verdict.SUSPECT, Verdict.KNOWN])
@@ -89,4 +89,4 @@ def test_terminal_has_at_most_40_lines_with_the_verdict_first_and_the_report_las
 @given(very_red())
 @settings(max_examples=20)
 def test_junit_is_valid_whatever_the_texts_hold(summary: RunSummary):
-    SCHEMA.validate(render_junit(summary))
+    schema().validate(render_junit(summary))

@@ -20,7 +20,7 @@ from harness.history.engine_interfaces import (
     STEP_TOKENS,
     WITHOUT,
 )
-from tests.support.damage import Run
+from tests.support.damage import Run, copied
 
 Row = dict[str, Any]
 Leg = dict[str, Any]
@@ -92,7 +92,7 @@ def each(change: Change, wanted: Callable[[Row], bool], one: bool = False) -> Ca
             start = rng.randrange(len(rows))
             rows = rows[start:] + rows[:start]
         for row in rows:
-            before = copy.deepcopy(row)
+            before = copied(row) if one else None
             change(row, run, rng)
             if one and row != before:
                 return

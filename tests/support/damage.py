@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import pickle
 import random
 import re
 import shutil
@@ -37,6 +38,11 @@ _DEPTH = 3
 """Levels of the recorded profile that are damaged one by one; what is deeper changes with them."""
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of plain JSON, which pickle makes several times as fast as ``copy.deepcopy``."""
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
 class Run(NamedTuple):
     """A recorded run as plain JSON, to be damaged."""
 
@@ -45,7 +51,7 @@ class Run(NamedTuple):
     """The lines of each file, by its path in the folder."""
 
     def copy(self) -> Run:
-        return copy.deepcopy(self)
+        return copied(self)
 
     def write(self, folder: Path) -> None:
         for name, rows in self.rows.items():

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import xmlschema
+if TYPE_CHECKING:
+    from xmlschema import XMLSchema10
 
-SCHEMA = xmlschema.XMLSchema10(Path(__file__).parent / "schemas" / "junit.xsd")
+
+@functools.cache
+def schema() -> XMLSchema10:
+    # Imported here: it takes a second, in every process that collects tests.
+    from xmlschema import XMLSchema10
+
+    return XMLSchema10(Path(__file__).parent / "schemas" / "junit.xsd")

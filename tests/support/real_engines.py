@@ -17,6 +17,11 @@ import pytest
 
 from harness.cli.app import main
 from harness.history.folder import History, load_history
+from harness.history.records import COLD
+from harness.history.verdict import Verdict
+from harness.judging.checks.kv import COMPUTED, HANDED_OVER
+from harness.judging.checks.registry import judge
+from harness.judging.references import baselines_for
 from harness.util.paths import REPOSITORY
 
 
@@ -91,6 +96,18 @@ def left_over(run_folder: Path) -> list[str]:
     """Command lines of live processes in the sessions of the engines that a run started."""
     record = json.loads((run_folder / "run.json").read_text())
     return living({e["pid"] for e in record["engines"]})
+
+
+def require_the_plain_engines_kv(done: Done) -> None:
+    """Every cold prompt of the pair with EAGLE3 was handed over, and computed, bit for bit as the plain engine did."""
+    assert done.code == 0, done.output
+    judgement = judge(done.history, baselines_for(done.history))
+    over, computed = judgement.result("pd-eagle3", HANDED_OVER), judgement.result("pd-eagle3", COMPUTED)
+    assert over.verdict is computed.verdict is Verdict.PASS
+    cold = [o for o in done.history.in_order("pd-eagle3") if o.scenario == COLD]
+    assert over.judged == computed.judged == len(cold) >= 6
+    assert judgement.result("single-eagle3", COMPUTED).verdict is Verdict.PASS
+    assert done.folder is not None and left_over(done.folder) == []
 
 
 def living(sessions: set[int]) -> list[str]:

@@ -24,7 +24,7 @@ from tests.support.builders import (
     summarised,
     with_run,
 )
-from tests.support.junit import SCHEMA
+from tests.support.junit import schema
 
 
 def green(_: Path) -> RunSummary:
@@ -105,7 +105,7 @@ def test_every_kind_of_run_is_valid_and_counts_right(name, tmp_path):
     summary = make(tmp_path)
     assert summary.verdict is verdict
     text = render_junit(summary)
-    SCHEMA.validate(text)
+    schema().validate(text)
     root = ET.fromstring(text.encode("utf-8"))
     for suite in root.findall("testsuite"):
         for attribute, path in (("tests", "testcase"), *((f"{k}s", f".//{k}") for k in ("failure", "error"))):
@@ -130,4 +130,4 @@ def test_schema_refuses(change, tmp_path):
     text = render_junit(unknown(tmp_path))
     changed = change(text)
     assert changed != text
-    assert not SCHEMA.is_valid(changed)
+    assert not schema().is_valid(changed)
