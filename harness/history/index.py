@@ -39,9 +39,9 @@ def _keys(o: Observation) -> int:
         n += len(counters)
     for leg in o.legs:
         n += len(leg.model_fields_set) + len(leg.counters)
-        for part in (leg.kv_transfer_params, leg.streamed and leg.streamed.model_fields_set):
-            n += len(part) if part is not None else 0
-        n += len(leg.speculation.model_fields_set) if leg.speculation is not None else 0
+        n += len(leg.kv_transfer_params) if leg.kv_transfer_params is not None else 0
+        for part in (leg.speculation, leg.streamed):
+            n += len(part.model_fields_set) if part is not None else 0
     return n
 
 
