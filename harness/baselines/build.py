@@ -174,7 +174,7 @@ def _rounding(history: History, lineup: str, again: History | None) -> Rounding:
     """Return how the engine of a lineup rounds, as far as a recording and its repetition show it."""
     name = CellName.of_lineup(lineup)
     plain = name.reference == name.id
-    found: dict[WayName, Way] = dict(history.rounding.get(name.variant, Rounding()).ways) if plain else {}
+    found: dict[WayName, Way] = dict((history.rounding_of(name.variant) or Rounding()).ways) if plain else {}
     if not plain and (way := compared(history.of(name.reference), history.of(name.id))) is not None:
         found["verify"] = way
     if again is not None and (way := compared(history.of(name.id), again.of(name.id))) is not None:

@@ -54,15 +54,16 @@ def read_table(path: Path, header: Header) -> str:
 def load_baseline(path: Path) -> Baseline:
     """Load and verify a baseline from its ``.json`` file. Raises DataError describing the damage."""
     header = load_header(path)
-    return with_rows(path, header, read_table(path, header))
+    baseline = with_rows(path, header, read_table(path, header))
+    # The hash covers only the rows, so the summary is recomputed from them rather than trusted.
+    figures = summarise(baseline.rows, header.identity.draft_tokens)
+    return baseline.model_copy(update={"header": header.model_copy(update={"summary": figures})})
 
 
 def with_rows(path: Path, header: Header, text: str) -> Baseline:
-    """Build a baseline from a header and the text of its rows. Raises DataError if rows are damaged."""
-    rows = _parse(text, path.with_suffix(".csv"))
-    # The hash covers only the rows, so the summary is recomputed from them rather than trusted.
-    figures = summarise(rows, header.identity.draft_tokens)
-    return Baseline(header=header.model_copy(update={"summary": figures}), rows=rows)
+    """Build a baseline from a header, whose summary is taken as it is, and the text of its rows. Raises DataError if
+    rows are damaged."""
+    return Baseline(header=header, rows=_parse(text, path.with_suffix(".csv")))
 
 
 def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
@@ -84,11 +85,12 @@ def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(v) for v in text.split())
+    return tuple(map(int, text.split()))
 
 
 def _floats(text: str) -> tuple[float | None, ...]:
-    return tuple(None if v == "-" else float(v) for v in text.split())
+    words = text.split()
+    return tuple([None if v == "-" else float(v) for v in words] if "-" in words else map(float, words))
 
 
 def _words(values: Iterable[object]) -> str:

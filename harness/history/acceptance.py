@@ -38,7 +38,7 @@ class Steps(NamedTuple):
 
 
 def _unaccounted(accepted: Sequence[int], outputs: int) -> int:
-    return max(0, outputs - 1 - sum(a + 1 for a in accepted))
+    return max(0, outputs - 1 - sum(accepted) - len(accepted))
 
 
 def real_steps(leg: Leg) -> Steps | None:
@@ -76,7 +76,7 @@ def _read_steps(leg: Leg) -> Steps | None:
     if drafted is not None:
         padded = drafted[0] == max(drafted)
         return Steps(accepted[padded:], padded, certain=not padded, drafted=drafted[padded:])
-    surplus = sum(a + 1 for a in accepted) - (len(leg.output_ids) - 1)
+    surplus = sum(accepted) + len(accepted) - (len(leg.output_ids) - 1)
     last = accepted[-1] if len(accepted) > 1 else 0
     if surplus < (0 if spec.at_limit else 1):
         return Steps(accepted, padded=False, certain=True)
@@ -143,7 +143,11 @@ def align(ours: Sequence[int], reference: Sequence[int], tokens: int) -> Aligned
 
     Steps resynchronise by themselves: a wrong draft ends the step in both lists, wherever it began.
     """
-    mine, theirs = by_position(ours), by_position(reference)
+    mine = by_position(ours)
+    if ours == reference:
+        counts = [count for at, count in mine.items() if at < tokens]
+        return Aligned(len(counts), (), sum(counts), sum(counts), len(counts))
+    theirs = by_position(reference)
     positions = sorted(p for p in mine if p in theirs and p < tokens)
     wrong = tuple(p for p in positions if mine[p] != theirs[p])
     begun = sum(p < tokens for p in theirs)
@@ -332,13 +336,17 @@ def counts_of_steps(accepted: Sequence[int], drafted: Sequence[int] | None, k: i
 
 def _steps_beyond(drafts: Sequence[int], k: int) -> tuple[int, ...]:
     """Return how many of the steps have more than p drafts, for p = 0 … k-1."""
-    steps = Counter(drafts).items()
-    return tuple(sum(n for d, n in steps if d > p) for p in range(k))
+    steps = Counter(drafts)
+    return tuple([sum([n for d, n in steps.items() if d > p]) for p in range(k)])
 
 
 def request_counts(leg: Leg, k: int) -> RequestCounts | None:
     """Return the counts of a request from its own metrics or else the engine's counters, or None without either."""
-    steps = real_steps(leg)
+    return counts_by(real_steps(leg), leg, k)
+
+
+def counts_by(steps: Steps | None, leg: Leg, k: int) -> RequestCounts | None:
+    """Return the same of a request whose steps are known."""
     if steps is not None:
         return counts_of_steps(steps.accepted, steps.drafted, k)
     if not leg.counters.get("drafts") or leg.output_ids is None:

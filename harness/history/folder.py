@@ -24,7 +24,7 @@ from harness.history.kv_events import EngineEvents, read_events
 from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
 from harness.history.plan import contradictions, counts_of
-from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, Form, Observation, RunRecord
+from harness.history.records import COLD, COUNTED, RESCORE, CellRecord, EngineRecord, Form, Observation, RunRecord
 from harness.history.rounding import Rounding, Way, WayName, measured
 from harness.history.verdict import Verdict
 from harness.history.witness import KVWitness
@@ -189,11 +189,30 @@ class History(Strict):
         damaged notes."""
         return KVWitness(self.folder)
 
-    @cached_property
+    @property
     def rounding(self) -> dict[str, Rounding]:
-        """How the plain engine of each variant rounds, as far as this run shows; empty for those that show nothing."""
-        plain = [name for c in self.run.cells if (name := CellName.of(c.cell)).reference == c.cell]
-        return {name.variant: Rounding(ways=found) for name in plain if (found := self._measured(name.reference))}
+        """How the plain engine of each variant rounds, as far as this run shows; none for those that show nothing."""
+        found = {variant: self.rounding_of(variant) for variant in self._plain}
+        return {variant: rounding for variant, rounding in found.items() if rounding is not None}
+
+    def rounding_of(self, variant: str) -> Rounding | None:
+        """Return how the plain engine of a variant rounds; None if this run does not show it. It is measured when it is
+        needed first, as the cells of the variant are."""
+        if variant not in self._rounding:
+            plain = self._plain.get(variant)
+            ways = self._measured(plain) if plain is not None else {}
+            self._rounding[variant] = Rounding(ways=ways) if ways else None
+        return self._rounding[variant]
+
+    @cached_property
+    def _rounding(self) -> dict[str, Rounding | None]:
+        return {}
+
+    @cached_property
+    def _plain(self) -> dict[str, str]:
+        """The plain engine's cell of each variant that has one."""
+        names = [CellName.of(c.cell) for c in self.run.cells]
+        return {name.variant: name.id for name in names if name.reference == name.id}
 
     def _measured(self, cell: str) -> dict[WayName, Way]:
         asked = self.in_order(cell)
@@ -209,7 +228,22 @@ class History(Strict):
         return {(o.cell, o.scenario): None for o in self.observations}
 
     def cell(self, cell_id: str) -> CellRecord | None:
-        return next((c for c in self.run.cells if c.cell == cell_id), None)
+        return self._records.get(cell_id)
+
+    @cached_property
+    def _records(self) -> dict[str, CellRecord]:
+        return {c.cell: c for c in reversed(self.run.cells)}
+
+    def engines(self, group: str) -> dict[str, EngineRecord]:
+        """Return the engines of a group by role; the result is shared, and not to be changed."""
+        return self._engines.get(group, {})
+
+    @cached_property
+    def _engines(self) -> dict[str, dict[str, EngineRecord]]:
+        found: dict[str, dict[str, EngineRecord]] = {}
+        for engine in self.run.engines:
+            found.setdefault(engine.group, {})[engine.role] = engine
+        return found
 
 
 def load_history(folder: Path, in_memory: int | None = None) -> History:

@@ -333,12 +333,21 @@ class Observation(Strict):
     @property
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
-        return self.leg("prefill") if self.route == "read-back" else self.leg("decode") or self.leg("single")
+        if self.route == "read-back":
+            return self.leg("prefill")
+        single = None
+        for leg in self.legs:
+            if leg.role == "decode":
+                return leg
+            if leg.role == "single" and single is None:
+                single = leg
+        return single
 
     @property
     def output(self) -> tuple[int, ...]:
         """The tokens that a user would receive; none without an answer, or without ids in it."""
-        return (self.final.output_ids if self.final is not None else None) or ()
+        final = self.final
+        return (final.output_ids if final is not None else None) or ()
 
     @property
     def ended_at(self) -> float:

@@ -27,6 +27,8 @@ from harness.util.invalid_data import describe_validation_error
 T = TypeVar("T")
 _KEPT = 6
 """How many things that were found are kept."""
+_LINEUPS_KEPT = 2
+"""Lineups of which the baseline's rows are kept: a cell's own, and plain decoding."""
 _Key = tuple[str, str, str]
 """What was found, the cell and the scenario."""
 
@@ -39,6 +41,8 @@ class FoundOfCells:
     """The last few."""
     small: dict[_Key, Any] = field(default_factory=dict)
     """All."""
+    rows: dict[str, tuple[Mapping[str, Lookup], dict[str, BaselineRow]]] = field(default_factory=dict)
+    """Of the last few lineups, the rows of the baseline by prompt, with the baselines that it is one of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class CellView(RecordedCell):
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
     found: FoundOfCells = field(default_factory=FoundOfCells, repr=False, compare=False)
+    own: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """What was found of this view alone, by its thresholds, too."""
 
     def shared(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
@@ -68,6 +74,12 @@ class CellView(RecordedCell):
             kept[key] = find()
         return cast(T, kept[key])
 
+    def noted(self, what: str, find: Callable[[], T]) -> T:
+        """Return what ``find`` finds of this view, which is kept as long as the view is."""
+        if what not in self.own:
+            self.own[what] = find()
+        return cast(T, self.own[what])
+
     @cached_property
     def counts(self) -> CellCounts:
         """Acceptance counts of each answered request with at least two output tokens, by key."""
@@ -85,8 +97,13 @@ class CellView(RecordedCell):
 
     def rows(self, lineup: str) -> dict[str, BaselineRow]:
         """Return the rows of a lineup's baseline by prompt; empty without one."""
-        baseline = self.baseline_or_reason(lineup)
-        return {} if isinstance(baseline, str) else baseline.by_prompt()
+        kept = self.found.rows
+        if lineup not in kept or kept[lineup][0] is not self.baselines:
+            baseline = self.baseline_or_reason(lineup)
+            while len(kept) >= _LINEUPS_KEPT:
+                del kept[next(iter(kept))]
+            kept[lineup] = self.baselines, {} if isinstance(baseline, str) else baseline.by_prompt()
+        return kept[lineup][1]
 
     def against(self, lineup: str) -> Against:
         """Return what a lineup's baseline is: a recording of such engines, or of others on purpose."""

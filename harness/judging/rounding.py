@@ -46,7 +46,7 @@ class Bounds(NamedTuple):
 def rounding_of(cell: CellView) -> Rounding:
     """Return what was measured for a cell: in the baselines of the plain engine and of its method. If they are of
     another kind of machine, or have no measurement, what the plain engine of this run shows counts as well."""
-    recorded, here = Rounding(), cell.history.rounding.get(cell.name.variant, Rounding())
+    recorded, here = Rounding(), cell.history.rounding_of(cell.name.variant) or Rounding()
     for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
         baseline = cell.baseline_or_reason(lineup)
         if not isinstance(baseline, str) and baseline.header.rounding is not None:
@@ -58,6 +58,10 @@ def rounding_of(cell: CellView) -> Rounding:
 
 def bounds(cell: CellView) -> Bounds:
     """Return the bounds for a cell."""
+    return cell.noted("bounds", lambda: _bounds(cell))
+
+
+def _bounds(cell: CellView) -> Bounds:
     given = cell.judging.logprob_nats
     if given is not None:
         recorded = cell.judging.recorded_nats or given
@@ -68,7 +72,7 @@ def bounds(cell: CellView) -> Bounds:
         return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "a default: no rounding was measured")
     same = _same_machine(cell)
     alone = max(RESOLUTION_NATS, MULTIPLE * seen)
-    if not same and cell.history.rounding.get(cell.name.variant) is None:
+    if not same and cell.history.rounding_of(cell.name.variant) is None:
         # Nobody measured the kernels of this machine.
         alone = max(alone, OTHERWISE_NATS)
     beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
@@ -133,7 +137,7 @@ def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatab
     """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines."""
     measured = []
     for name in dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells):
-        found = history.rounding.get(name.variant, Rounding())
+        found = history.rounding_of(name.variant) or Rounding()
         lookup = baselines.get(name.lineup)
         if found.repeats is None and lookup is not None and lookup.baseline is not None:
             found = lookup.baseline.header.rounding or Rounding()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.history.acceptance import Placed, RequestCounts, Steps, begun_before, place, request_counts, settle_padding
+from harness.history.acceptance import Placed, RequestCounts, Steps, begun_before, counts_by, place, settle_padding
 from harness.history.records import Observation
 from harness.observed.cell import ObservedCell
 from harness.profiles.scenarios import PRESSURE_SLACK
@@ -20,11 +20,11 @@ class CellCounts(NamedTuple):
 
 def counts_of(cell: ObservedCell) -> CellCounts:
     """Return the acceptance counts of each answered request with at least two output tokens, by key."""
-    k = cell.record.draft_tokens
+    k, steps = cell.record.draft_tokens, cell.steps()
     counted = {
         key: found
         for key, a in cell.answers().items()
-        if len(a.output) > 1 and (found := request_counts(a.leg, k)) is not None
+        if len(a.output) > 1 and (found := counts_by(steps.get(key), a.leg, k)) is not None
     }
     return CellCounts(*settle_padding(counted, cell.may_pad))
 

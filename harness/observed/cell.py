@@ -118,7 +118,7 @@ class ObservedCell:
 
     @property
     def _engines(self) -> dict[str, EngineRecord]:
-        return {e.role: e for e in self.history.run.engines if e.group == self.record.group}
+        return self.history.engines(self.record.group)
 
     def selected(self, cell_id: str) -> bool:
         """Return whether the run was asked to observe another cell."""
@@ -180,6 +180,19 @@ class ObservedCell:
         """The settings that the engines of the cell were to have."""
         return self.profile.engine
 
+    @cached_property
+    def by_nixl(self) -> bool:
+        """Whether NIXL moves the KV of a pair, and its counters prove it."""
+        return self.settings.by_nixl
+
+    def caches_prefixes(self, role: str) -> bool:
+        """Return whether an engine has a prefix cache."""
+        return self._caches[role == "prefill"]
+
+    @cached_property
+    def _caches(self) -> dict[bool, bool]:
+        return {of_p: self.settings.of("prefill" if of_p else "decode").caches_prefixes for of_p in (False, True)}
+
     def fills_context(self, o: Observation, leg: Leg) -> bool:
         """Return whether a prompt and its answer fill the context, which ends a request early."""
         return self.settings.context_tokens is not None and (
@@ -188,8 +201,12 @@ class ObservedCell:
 
     def block_size(self, role: str) -> int:
         """Return how many tokens a KV block of an engine has: P's may be of another size than D's."""
-        own = self.settings.of(role).asked("block_size") if self.handed_off else None
-        return own if role == "prefill" and isinstance(own, int) else self.record.block_size
+        return self._block_size_of_p if role == "prefill" and self.handed_off else self.record.block_size
+
+    @cached_property
+    def _block_size_of_p(self) -> int:
+        own = self.settings.of("prefill").asked("block_size")
+        return own if isinstance(own, int) else self.record.block_size
 
     @property
     def first_view(self) -> bool:
@@ -234,8 +251,15 @@ class ObservedCell:
         return {k: a.o for k, a in self.answers(form).items()}
 
     def steps(self) -> dict[str, Steps]:
-        """Return, by key, the verify steps of each answered request that reports them, without padding."""
-        return {k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None}
+        """Return, by key, the verify steps of each answered request that reports them, without padding. The result is
+        shared, and not to be changed."""
+        kept = self.history.of_cell(self.id).found
+        if ("steps", self.scenario) not in kept:
+            kept["steps", self.scenario] = {
+                k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None
+            }
+        found: dict[str, Steps] = kept["steps", self.scenario]
+        return found
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from harness.history.acceptance import by_position
 from harness.observed.cell import ObservedCell
 
 _CHANCE = 1e-9
@@ -39,20 +40,30 @@ def drafts_end(cell: ObservedCell) -> DraftsEnd | None:
     """Return where the acceptance of a cell ends; None if it does not, or chance may explain it. Steps without drafts,
     whose places are not known, leave out their request."""
     answers = cell.answers()
-    steps = [
-        (key, len(answers[key].o.sent_ids) + produced, accepted)
+    compared = [
+        (len(answers[key].o.sent_ids), found.accepted)
         for key, found in cell.steps().items()
         if not answers[key].o.drafts_filtered and not found.unaccounted
-        for produced, accepted in by_position(found.accepted).items()
     ]
-    tokens = 1 + max((length for _, length, accepted in steps if accepted), default=0)
-    beyond = [key for key, length, _ in steps if length >= tokens]
-    before = [accepted for _, length, accepted in steps if length < tokens]
-    hits = sum(a > 0 for a in before)
-    if not hits or len(set(beyond)) < _LEAST_REQUESTS:
+    ends = [next((at for at, count in _last_first(*request) if count), 0) for request in compared]
+    tokens = 1 + max(ends, default=0)
+    beyond = [sum(1 for _ in takewhile(lambda step: step[0] >= tokens, _last_first(*r))) for r in compared]
+    requests, steps = sum(n > 0 for n in beyond), sum(beyond)
+    # Every step that accepted a draft is before the end.
+    hits = sum(len(accepted) - accepted.count(0) for _, accepted in compared)
+    before = sum(len(accepted) for _, accepted in compared) - steps
+    if not hits or requests < _LEAST_REQUESTS:
         return None
     # A step more that accepted nothing, so that a drafter that was always right may be wrong once.
-    missed = (len(before) - hits + 1) / (len(before) + 1)
-    if len(beyond) * math.log(missed) > math.log(_CHANCE):
+    missed = (before - hits + 1) / (before + 1)
+    if steps * math.log(missed) > math.log(_CHANCE):
         return None
-    return DraftsEnd(tokens, len(set(beyond)), len(beyond), len(before), hits)
+    return DraftsEnd(tokens, requests, steps, before, hits)
+
+
+def _last_first(prompt: int, accepted: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the steps of a request from the last one on: tokens of prompt and answer when it began, accepted drafts."""
+    at = prompt + 1 + sum(accepted) + len(accepted)
+    for count in reversed(accepted):
+        at -= count + 1
+        yield at, count

@@ -39,7 +39,7 @@ class HandOff:
         if not record.held_back or not self._cell.handed_off or not o.looked_up or o.route not in ("cell", "former-p"):
             return 0
         held = len(self.prompt_of(o, "prefill"))
-        return record.left_to_d(held) if self._cell.settings.by_nixl else int(record.recurrent and held > 1)
+        return record.left_to_d(held) if self._cell.by_nixl else int(record.recurrent and held > 1)
 
     @cached_property
     def transfers_each(self) -> float:
@@ -50,12 +50,19 @@ class HandOff:
         counted = [made for _, leg in self.counted_alone() if (made := leg.counters.get("nixl_transfers"))]
         return statistics.mode(counted) if counted else 1.0
 
-    def counted_alone(self) -> Iterator[tuple[Observation, Leg]]:
-        """Yield hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that
-        broke.
+    def counted_alone(self) -> list[tuple[Observation, Leg]]:
+        """Return hand-offs with D's leg whose bytes are theirs alone: sent once, by themselves, not after one that
+        broke. The result is shared, and not to be changed.
 
         What D pulls for a request that breaks or is given up is counted with the next one.
         """
+        kept = self._cell.history.of_cell(self._cell.id).found
+        if ("counted alone",) not in kept:
+            kept["counted alone",] = list(self._counted_alone())
+        found: list[tuple[Observation, Leg]] = kept["counted alone",]
+        return found
+
+    def _counted_alone(self) -> Iterator[tuple[Observation, Leg]]:
         broke = False
         for o in self._cell.history.in_order(self._cell.id):
             leg = o.leg("decode")

@@ -42,7 +42,7 @@ class PrefixCache:
         """
         role = role or self._cell.answering
         size = self._cell.block_size(role)
-        caches = self._cell.settings.of("prefill" if role == "prefill" else "decode").caches_prefixes
+        caches = self._cell.caches_prefixes(role)
         if not caches or donor.adapter != subject.adapter:
             return Hit(0, 0)
         held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)

@@ -140,6 +140,8 @@ def _stream_problems(o: Observation, leg: Leg) -> Iterator[str]:
 def offers_cached_tokens(cell: CellView) -> bool:
     """Return whether an engine says how many tokens of a prompt were cached, or was asked to, where counters tell."""
     asked = any(CACHED_TOKENS_FLAG in e.argv for role in cell.roles if (e := cell.engine(role)) is not None)
+    if not asked and all(leg.cached_tokens is None for o in cell.all_observations() for leg in o.legs):
+        return False
     return any(asked or leg.cached_tokens is not None for _, leg, _ in _told(cell))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from harness.history.acceptance import counts_of_steps
 from harness.history.engine_interfaces import BY_SOURCE, STEP_TOKENS
 from harness.history.records import COLD, Leg, Observation
 from harness.judging.evidence import CellView
@@ -45,7 +46,7 @@ def _lacking(cell: CellView, role: str) -> Iterator[Finding]:
     engine = cell.engine(role)
     offered = engine.counters if engine is not None else None
     read = [name for name in READ[role] if _by_source(cell) or not name.startswith("prompt_tokens_")]
-    if not cell.settings.by_nixl:
+    if not cell.by_nixl:
         # That nothing counts what moved is said by the check of transfers.
         read = [name for name in read if not name.startswith("nixl_")]
     lacking = [name for name in read if name not in (offered or ())]
@@ -168,7 +169,8 @@ def _counted(
     for o in settled:
         for leg in o.legs:
             if leg.counters:
-                yield _Counted(o, o.process_of(leg), leg.counters, ((o, leg),), _stage(o) in behind)
+                behind_text = bool(behind) and _stage(o) in behind
+                yield _Counted(o, o.process_of(leg), leg.counters, ((o, leg),), behind_text)
     for members in stages:
         first = members[0]
         for role, grown in first.shared_counters.items():
@@ -179,8 +181,11 @@ def _counted(
 def _behind_text(cell: CellView) -> set[tuple[str, int, int, int]]:
     """Return the stages that follow an answer which a stop string ended. The API server finds it, and the engine is
     told some steps later; it counts the drafts of these with the next request's."""
+    ordered = cell.history.in_order(cell.id)
+    if not any(leg.ended_by_text for o in ordered for leg in o.legs):
+        return set()
     stages: dict[tuple[str, int, int, int], bool] = {}
-    for o in cell.history.in_order(cell.id):
+    for o in ordered:
         by_text = any(leg.ended_by_text for leg in o.legs)
         stages[_stage(o)] = stages.get(_stage(o), False) or by_text
     return {stage for (_, by_text), (stage, _) in pairwise(stages.items()) if by_text}
@@ -196,7 +201,8 @@ def _answered(members: Iterable[Observation], role: str, routed: bool) -> Iterat
 
 
 def _uncounted(o: Observation) -> list[str]:
-    return sorted({o.process_of(leg) for leg in o.legs if not leg.counters} - o.shared_counters.keys())
+    lacking = {o.process_of(leg) for leg in o.legs if not leg.counters}
+    return sorted(lacking - o.shared_counters.keys()) if lacking else []
 
 
 def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
@@ -239,19 +245,22 @@ def _by_source(cell: CellView) -> bool:
 def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
     found = counted.grown
     expected = sum(cell.hand_off.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p")
-    by_source = sum(found.get(f"prompt_tokens_{source}", 0) for source in _SOURCES)
+    by_source = sum([found.get(name, 0) for name in _TOKENS_BY_SOURCE])
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
     # What D expects of a transfer counts as a hit before it fails.
-    for name, source, lost in (
-        ("prefix_hits", "local_cache_hit", 0),
-        ("external_hits", "external_kv_transfer", expected),
-    ):
-        if found.get(name, 0) != found.get(f"prompt_tokens_{source}", 0) + lost:
-            yield f"as many {name} as prompt tokens by {source} for {_of(counted)}, found other numbers"
+    _, hits, external = _TOKENS_BY_SOURCE
+    for name, source, lost in (("prefix_hits", hits, 0), ("external_hits", external, expected)):
+        if found.get(name, 0) != found.get(source, 0) + lost:
+            by = source.removeprefix("prompt_tokens_")
+            yield f"as many {name} as prompt tokens by {by} for {_of(counted)}, found other numbers"
 
 
-_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+_TOKENS_BY_SOURCE = (
+    "prompt_tokens_local_compute",
+    "prompt_tokens_local_cache_hit",
+    "prompt_tokens_external_kv_transfer",
+)
 
 
 def _of(counted: _Counted) -> str:
@@ -283,7 +292,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": sum(asked),
-        "prefix_queries": looked_up if cell.settings.of(counted.role).caches_prefixes else 0,
+        "prefix_queries": looked_up if cell.caches_prefixes(counted.role) else 0,
         "generation_tokens": sum(made),
     }
     if any(leg.ended_by_text for _, leg in counted.answers):
@@ -294,7 +303,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         expected["generation_tokens"] = min(max(counted.grown.get("generation_tokens", 0), least), least + more)
     if handed:
         return expected
-    if cell.settings.by_nixl:
+    if cell.by_nixl:
         most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg) for _ in range(o.answers)]
         least, each = len(most) - cell.prefix_cache.most_all_cached(most, counted.grown), cell.hand_off.transfers_each
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
@@ -306,8 +315,9 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
             "draft_tokens": sum(s.num_drafted for s in known),
             "accepted_tokens": sum(s.num_accepted for s in known),
         }
-        for at in range(cell.record.draft_tokens):
-            expected[f"accepted_at_{at}"] = sum(a > at for s in known for a in s.per_step_accepted)
+        k = cell.record.draft_tokens
+        every = [a for s in known for a in s.per_step_accepted]
+        expected |= {f"accepted_at_{at}": n for at, n in enumerate(counts_of_steps(every, None, k).accepted_at)}
         if counted.behind_text:
             _add_steps(expected, counted.grown, cell.record.draft_tokens)
     return expected

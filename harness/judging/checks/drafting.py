@@ -54,8 +54,8 @@ def drafts_happened(cell: CellView) -> CheckResult:
     name = "drafts-happened"
     findings: list[Finding] = []
     judged = from_counters = nothing_found = 0
-    up_to = cell.traits.up_to
-    for o, leg, output in cell.answers().values():
+    up_to, known = cell.traits.up_to, cell.steps()
+    for key, (o, leg, output) in cell.answers().items():
         if len(output) < 2 or o.drafts_filtered or (leg.ended_by_text and o.concurrent > 1):
             # What is not told of an answer that a string ended, counters tell of requests that are alone.
             continue
@@ -75,7 +75,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
                 "expected per-request acceptance metrics in the response, or growth of the engine's draft counters "
                 "while the request was alone on it, found neither: speculation was not tested"
             )
-        elif spec.num_drafted == 0 or not (steps := real_steps(leg)) or not steps.accepted:
+        elif spec.num_drafted == 0 or not (steps := known.get(key)) or not steps.accepted:
             problem = "expected draft steps for this request, found none: speculation was not tested"
         elif len(spec.per_step_drafted) != len(spec.per_step_accepted):
             problem = "expected drafted and accepted counts for every step, found lists of different length"
@@ -136,10 +136,16 @@ def _paddings(cell: CellView) -> Counter[bool]:
     of which one that is preempted at once does so, too; and those that are not padded because of their length. vLLM
     pads where one token of the prompt is left.
     """
-    alone = (o for o in cell.answered().values() if o.route == "cell" and o.concurrent == 1 and not _too_long(cell, o))
-    legs = (leg for o in alone if (leg := o.leg("decode")) is not None)
-    steps = (real_steps(leg) for leg in legs if leg.counters.get("prompt_tokens_local_compute", 0) <= 1)
-    return Counter(s.padded for s in steps if s is not None and s.accepted and s.certain)
+    answers = cell.answers()
+    return Counter(
+        s.padded for key, s in cell.steps().items() if s.accepted and s.certain and _paddable(cell, answers[key])
+    )
+
+
+def _paddable(cell: CellView, answer: Answer) -> bool:
+    o, leg, _ = answer
+    alone = o.route == "cell" and o.concurrent == 1 and leg.role == "decode" and not _too_long(cell, o)
+    return alone and leg.counters.get("prompt_tokens_local_compute", 0) <= 1
 
 
 def _too_long(cell: CellView, o: Observation) -> bool:
@@ -314,10 +320,11 @@ def _judge(
     slack = acceptance.acceptance_slack(cell)
     paddings = _paddings_of_hand_offs(cell)
     alone: bool | None = None
+    reported = cell.steps()
     for key, (o, leg, output) in cell.answers().items():
         if len(output) < 2 or o.drafts_filtered or o.answered_otherwise:
             continue
-        steps = real_steps(leg)
+        steps = reported.get(key)
         reference = references.get(key, references.get(o.prompt_id))
         if steps is None:
             known = counts_of_steps(reference.accepted, reference.drafted, k) if reference is not None else None
@@ -332,7 +339,7 @@ def _judge(
         if reference is None:
             findings.append(_no_reference(cell, name, o, against))
             continue
-        ours.append(counts_of_steps(steps.accepted, steps.drafted, k))
+        ours.append(totals[key])
         theirs.append(counts_of_steps(reference.accepted, reference.drafted, k))
         compared = _compared(cell, o, output, steps, reference)
         if not _agrees(cell, compared, slack, _padded(cell, o, paddings)):

@@ -63,6 +63,7 @@ def logprobs_single(cell: CellView) -> CheckResult:
     if single is None:
         raise ValueError(f"{cell.id} has no single engine in this run")
     cold = replace(single, scenario=COLD).answers()
+    verdict, _ = decide(Facts(change="differ", against="this run"))
     by_prompt = cell.is_plain or cell.has_own_crowd or not single.planned
     findings: list[Finding] = []
     judged = 0
@@ -89,7 +90,6 @@ def logprobs_single(cell: CellView) -> CheckResult:
                 continue
             bound = allowed(cell, o, other.o)
             moved = _moved(ours, other.output, other.leg.chosen_logprobs, other.leg.top_gaps, bound)
-            verdict = decide(Facts(change="differ", against="this run"))[0]
             if moved is not None:
                 findings.append(cell.finding(name, verdict, cell.wrong_output, _describe(moved, against), o, moved))
             elif words := _other_tables(ours, other.leg, bound):
@@ -235,8 +235,9 @@ def _complete(leg: Leg, gaps: bool = True) -> bool:
     """Return whether an answer has both figures, or without ``gaps`` its log-probs, for each of its tokens: what is
     missing would count as equal."""
     tokens = len(leg.output_ids or ())
-    figures = (leg.chosen_logprobs, leg.top_gaps) if gaps else (leg.chosen_logprobs,)
-    return all(v is not None and len(v) == tokens and None not in v for v in figures)
+    if leg.chosen_logprobs is None or len(leg.chosen_logprobs) != tokens:
+        return False
+    return not gaps or (leg.top_gaps is not None and len(leg.top_gaps) == tokens and None not in leg.top_gaps)
 
 
 def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:

@@ -46,6 +46,7 @@ from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
 from harness.judging.rounding import records_log_probs, resolved
 from harness.profiles.model import Tier
+from harness.util.garbage import collected_seldom, collector_paused
 
 _NO_TESTS = Results()
 
@@ -109,6 +110,8 @@ NORMAL_CHECKS: tuple[Check, ...] = (
 """The checks of the normal tier, whose other gates are ``GATES`` and the registered tests (``TEST_NAMES``)."""
 GATES = (traces.NAME, request_acceptance.NAME)
 """Gates of the normal tier for each answer by itself, at levels that the answers of the whole run share."""
+_VIEWS_BETWEEN = 128
+"""Cells in scenarios that are judged before what they left in memory is looked for."""
 TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 
 
@@ -270,7 +273,8 @@ def judge_cells(
     tests = run_registered_tests(evidence, stages, cells)
     most = most_listed(sum(1 for _ in evidence.views()))
     views = (view for view in evidence.views() if cells is None or view.id in cells)
-    return tuple(listed(judge_cell(view, tests), most) for view in views)
+    with collector_paused():
+        return tuple(listed(judge_cell(view, tests), most) for view in collected_seldom(views, _VIEWS_BETWEEN))
 
 
 def judge(history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE) -> Judgement:

@@ -47,7 +47,7 @@ def rescored(cell: CellView) -> CheckResult:
             findings.append(cell.untested(NAME, message, o))
             continue
         scored.append(gaps)
-        wrong = [i for i, gap in enumerate(gaps) if gap > bound]
+        wrong = [i for i, gap in enumerate(gaps) if gap > bound] if max(gaps, default=0.0) > bound else []
         if wrong:
             at = wrong[0]
             message = (
@@ -65,7 +65,7 @@ def rescored(cell: CellView) -> CheckResult:
         elif has_logprobs:
             message = "expected log-probs of this output as it was said and as it was read, found none, unlike others"
             findings.append(cell.untested(NAME, message, o))
-    ties = sum(0 < gap <= bound for output in scored for gap in output)
+    ties = sum(0 < gap <= bound for output in scored if any(output) for gap in output)
     return conclude(NAME, cell.id, len(scored), findings, note=f"{ties} near ties, benign" if ties else "")
 
 

@@ -173,12 +173,11 @@ def response_invariants(cell: CellView) -> CheckResult:
     for o in cell.all_observations():
         for leg in o.legs:
             judged += 1
-            engine = OfEngine(role=leg.role)
-            problems: list[tuple[str, OfEngine]] = [(p, engine) for p in _leg_problems(cell, o, leg)]
+            problems: list[tuple[str, OfEngine]] = [(p, OfEngine(role=leg.role)) for p in _leg_problems(cell, o, leg)]
             if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
                 words = "the token that stops the request also stands before the end"
                 problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
-            problems += [(p, engine) for p in _step_problems(o, leg)]
+            problems += [(p, OfEngine(role=leg.role)) for p in _step_problems(o, leg)]
             damage: DamageClass = "sampler" if leg.streamed is None else "delivery"
             findings += [
                 cell.finding(name, Verdict.REGRESSION, damage, f"{leg.role} engine: {words}", o, evidence)
@@ -222,6 +221,9 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
 
 def _not_as_asked(o: Observation, leg: Leg, output: tuple[int, ...]) -> Iterator[str]:
     """Yield what an answer shows by itself of a parameter that was not honoured."""
+    if not o.fields and not leg.siblings:
+        yield from _not_admitted(o, leg)
+        return
     stops = [t for t in o.fields.get("stop_token_ids", ()) if t in output]
     own_prefill = leg.role == "prefill" and o.route == "cell"
     if stops and (output.index(stops[0]) < len(output) - 1 or leg.finish_reason != "stop"):
@@ -282,7 +284,8 @@ def _impossible_logprobs(leg: Leg) -> Iterator[str]:
         yield f"expected log-probs of at most 0, found {worst:.4g}"
         return
     for at, (said, gap) in enumerate(zip(chosen, leg.top_gaps or (), strict=False)):
-        if gap is None or (gap >= 0 and (said < _HALF or gap > _FAR)):
+        # Both add up to at most (2 + gap) / ((1 + gap) · (1 - said)), for e^-gap <= 1 / (1 + gap) and e^said alike.
+        if gap is None or (gap >= 0 and (said < _HALF or gap > _FAR or said * (1 + gap) <= -1)):
             continue
         # The best token is at least as probable as the one that was chosen, and the second-best one follows from it.
         both = math.exp(said) * (1 + math.exp(-gap)) if gap >= 0 else 0.0
@@ -313,7 +316,7 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
     prefilled = 1 + o.preemptions(leg) + spec.at_limit
     # A step without drafts is not counted where a method may find none.
     counts_all = not (o.drafts_filtered or spec.up_to)
-    if counts_all and sum(a + 1 for a in spec.per_step_accepted) < produced - prefilled:
+    if counts_all and counted[0] + counted[1] < produced - prefilled:
         yield f"the verify steps account for fewer than the {produced} output tokens"
 
 

@@ -39,9 +39,10 @@ def texts(cell: CellView) -> CheckResult:
                 continue
             judged += 1
             unclear += _is_unclear(leg.own_text)
-            engine = OfEngine(role=leg.role)
             findings += [
-                cell.finding(NAME, Verdict.REGRESSION, "text", f"{leg.role} engine: {words}", o, engine)
+                cell.finding(
+                    NAME, Verdict.REGRESSION, "text", f"{leg.role} engine: {words}", o, OfEngine(role=leg.role)
+                )
                 for words in _problems(o, leg, _twin(leg, plain.get(o.key)))
             ]
     note = f"{counted(unclear, 'text')} with bytes that are no character were not decoded" if unclear else ""

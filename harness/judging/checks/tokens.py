@@ -111,6 +111,8 @@ def tokens_reference(cell: CellView) -> CheckResult:
 
 def _other_siblings(cell: CellView, name: str, answer: Answer, plain: Leg, other: str) -> Iterator[Finding]:
     """Yield a finding for each further answer to a request that is not the plain engine's."""
+    if not answer.leg.siblings and not plain.siblings:
+        return
     for number, (ours, theirs) in enumerate(
         itertools.zip_longest(answer.leg.siblings, plain.siblings, fillvalue=Sibling()), 1
     ):

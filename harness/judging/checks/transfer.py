@@ -56,7 +56,7 @@ def transfer(cell: CellView) -> CheckResult:
 
 def _unproven(cell: CellView) -> str:
     """Return why no rule says which KV a hand-off has to move, or ""."""
-    if not cell.settings.by_nixl:
+    if not cell.by_nixl:
         connector = cell.settings.connector
         return (
             f"{connector} is not NIXL, whose counters prove which KV moved: that D took prompt tokens from outside "
@@ -369,16 +369,17 @@ def _leases(cell: CellView) -> list[Finding]:
     ordered = cell.history.in_order(cell.id)
     # Their requests were sent a second time, which is not on record.
     replayed = {_script_of(o) for o in ordered if o.second_try is not None}
-    kept_until = ordered[0].started_at + cell.settings.kv_lease_s if ordered else 0.0
+    lease_s = cell.settings.kv_lease_s
+    kept_until = ordered[0].started_at + lease_s if ordered else 0.0
     for o in ordered:
-        expired = sum(leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill")
+        expired = sum([leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill"])
         # Concurrent requests share one set of counters.
         place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
         if o.shared_counters and place not in counted:
             counted.add(place)
             expired += o.shared_counters.get("prefill", {}).get("nixl_expired", 0)
-        late = o.came_late(cell.settings.kv_lease_s)
-        times = 1 + (_script_of(o) in replayed)
+        late = o.came_late(lease_s)
+        times = 1 + (bool(replayed) and _script_of(o) in replayed)
         pending += ranks * (late + o.attempts - 1 + times * _never_pulled(cell, o))
         from_before, explained = min(expired, kept), min(max(0.0, expired - kept), pending)
         kept = kept - from_before if o.started_at <= kept_until else 0.0

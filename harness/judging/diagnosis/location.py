@@ -309,7 +309,7 @@ def _computed_alone(o: Observation) -> _Structure | None:
 def _nothing_moved(cell: CellView, o: Observation, count: int) -> _Structure | None:
     """Detect that D counted external tokens although no byte was transferred."""
     decode = o.leg("decode")
-    if not cell.settings.by_nixl or decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
+    if not cell.by_nixl or decode is None or not decode.counters or decode.counters.get("nixl_bytes", 0) > 0:
         return None
     if decode.external_tokens <= 0:
         return None
