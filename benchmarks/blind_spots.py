@@ -1,5 +1,5 @@
 """Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
-python -m benchmarks.blind_spots [-p PROFILE] [--places N] [--inputs] [METHOD …]
+python -m benchmarks.blind_spots [-p PROFILE] [--places N] [--inputs [--first]] [METHOD …]
 
 Real engines of the profile ``cpu``, or of another one with CPU engines, a pair for each method; about two minutes each.
 The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
@@ -8,7 +8,7 @@ damage is seen in none.
 With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer, or
 of its recurrent state one head, or the convolution. The table says how many the KV witness sees and names, and how many
 every other check together. Exit code 1 if the witness misses one. With ``--inputs``, only what a drafter is given is
-damaged.
+damaged, with ``--first`` in the first step after a hand-off alone.
 """
 
 from __future__ import annotations
@@ -221,9 +221,11 @@ def try_method(
     places: int | None,
     seed: int,
     inputs: bool,
+    first: bool,
 ) -> list[Seen]:
     """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number. With
-    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is."""
+    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is, and all
+    steps but one with ``first``."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
@@ -257,7 +259,7 @@ def try_method(
                 return [
                     _try(session, works[v[-2] == _EVERY], control, baselines, before, damage, *v)
                     for v in variants
-                    if "input" in v[-1] or not inputs
+                    if ("input" in v[-1] or not inputs) and (v[-2] == _FIRST or not first)
                 ]
             one = works[0]._replace(items=works[0].items[-1:])
             tokens = one.items[0].prompt.tokens
@@ -359,6 +361,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage")
     parser.add_argument("--places", type=int, help="damage so many random places instead")
     parser.add_argument("--inputs", action="store_true", help="damage only what a drafter is given")
+    parser.add_argument("--first", action="store_true", help="and that in the first step after a hand-off alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
@@ -371,7 +374,15 @@ def main(argv: Sequence[str]) -> int:
         environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
         with tempfile.TemporaryDirectory() as folder:
             found[method.kind] = try_method(
-                prepared, method, environment, Path(folder), given.prompts, given.places, given.seed, given.inputs
+                prepared,
+                method,
+                environment,
+                Path(folder),
+                given.prompts,
+                given.places,
+                given.seed,
+                given.inputs,
+                given.first,
             )
     if given.places is not None:
         print(*_table_of_places(found), sep="\n")
