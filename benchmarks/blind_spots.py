@@ -47,7 +47,7 @@ from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
-from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 from harness.workload.prepare import Prepared, prepare
 
 _PLUGIN = "[vllm.general_plugins]\nkv_harness_damage = benchmarks.kv_damage:register\n"
@@ -192,13 +192,15 @@ def _variants(
 
 
 def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[CellWork]:
-    size = prepared.profile.engine.block_size
-    long = sorted((p for p in prepared.prompts.cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
+    size, profile = prepared.profile.engine.block_size, prepared.profile
+    # Those whose right answer is known, and of the others those that baselines have.
+    sent = {p.id for p in cold_prompts(prepared.prompts.cold, profile.workload)}
+    cold = [p for p in prepared.prompts.cold if p.expected is not None or p.id in sent]
+    long = sorted((p for p in cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
     count = max(2, min(_PROMPTS, most or _PROMPTS))
     few = [long[i * (len(long) - 1) // (count - 1)].id for i in range(count)]
     forms: tuple[Form, ...] = ("ids",)
-    chosen = {"pd": frozenset(few), "single": frozenset((*few, *[p.id for p in prepared.prompts.cold][:most]))}
-    profile = prepared.profile
+    chosen = {"pd": frozenset(few), "single": frozenset((*few, *[p.id for p in cold][:most]))}
     # The profile itself may thin them out.
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"per_stratum": None})})
     return [
