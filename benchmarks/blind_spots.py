@@ -1,5 +1,5 @@
 """Damage each part of what D is handed, and each input of its drafter, and see whether a check fails:
-python -m benchmarks.blind_spots [-p PROFILE] [--places N] [--inputs] [METHOD …]
+python -m benchmarks.blind_spots [-p PROFILE] [--places N] [--inputs [--first]] [METHOD …]
 
 Real engines of the profile ``cpu``, or of another one with CPU engines, a pair for each method; about two minutes each.
 The table is Markdown; its figures are of the way of damaging that was seen in the fewest prompts. Exit code 1 if some
@@ -8,7 +8,7 @@ damage is seen in none.
 With ``--places``, so many random places are damaged instead: keys or values of one token in one head of one layer, or
 of its recurrent state one head, or the convolution. The table says how many the KV witness sees and names, and how many
 every other check together. Exit code 1 if the witness misses one. With ``--inputs``, only what a drafter is given is
-damaged.
+damaged, with ``--first`` in the first step after a hand-off alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from harness.runner.record_cells import record_cells
 from harness.runner.recorder import Recorder
 from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
-from harness.workload.cells import CellWork, Choice, cell_work
+from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 from harness.workload.prepare import Prepared, prepare
 
 _PLUGIN = "[vllm.general_plugins]\nkv_harness_damage = benchmarks.kv_damage:register\n"
@@ -192,13 +192,15 @@ def _variants(
 
 
 def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[CellWork]:
-    size = prepared.profile.engine.block_size
-    long = sorted((p for p in prepared.prompts.cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
+    size, profile = prepared.profile.engine.block_size, prepared.profile
+    # Those whose right answer is known, and of the others those that baselines have.
+    sent = {p.id for p in cold_prompts(prepared.prompts.cold, profile.workload)}
+    cold = [p for p in prepared.prompts.cold if p.expected is not None or p.id in sent]
+    long = sorted((p for p in cold if p.tokens > (_BLOCKS - 1) * size), key=lambda p: p.tokens)
     count = max(2, min(_PROMPTS, most or _PROMPTS))
     few = [long[i * (len(long) - 1) // (count - 1)].id for i in range(count)]
     forms: tuple[Form, ...] = ("ids",)
-    chosen = {"pd": frozenset(few), "single": frozenset((*few, *[p.id for p in prepared.prompts.cold][:most]))}
-    profile = prepared.profile
+    chosen = {"pd": frozenset(few), "single": frozenset((*few, *[p.id for p in cold][:most]))}
     # The profile itself may thin them out.
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"per_stratum": None})})
     return [
@@ -221,9 +223,11 @@ def try_method(
     places: int | None,
     seed: int,
     inputs: bool,
+    first: bool,
 ) -> list[Seen]:
     """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number. With
-    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is."""
+    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is, and all
+    steps but one with ``first``."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
@@ -257,7 +261,7 @@ def try_method(
                 return [
                     _try(session, works[v[-2] == _EVERY], control, baselines, before, damage, *v)
                     for v in variants
-                    if "input" in v[-1] or not inputs
+                    if ("input" in v[-1] or not inputs) and (v[-2] == _FIRST or not first)
                 ]
             one = works[0]._replace(items=works[0].items[-1:])
             tokens = one.items[0].prompt.tokens
@@ -359,6 +363,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", "--prompts", type=int, help="most prompts for each damage")
     parser.add_argument("--places", type=int, help="damage so many random places instead")
     parser.add_argument("--inputs", action="store_true", help="damage only what a drafter is given")
+    parser.add_argument("--first", action="store_true", help="and that in the first step after a hand-off alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
@@ -371,7 +376,15 @@ def main(argv: Sequence[str]) -> int:
         environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
         with tempfile.TemporaryDirectory() as folder:
             found[method.kind] = try_method(
-                prepared, method, environment, Path(folder), given.prompts, given.places, given.seed, given.inputs
+                prepared,
+                method,
+                environment,
+                Path(folder),
+                given.prompts,
+                given.places,
+                given.seed,
+                given.inputs,
+                given.first,
             )
     if given.places is not None:
         print(*_table_of_places(found), sep="\n")

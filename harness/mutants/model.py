@@ -146,3 +146,11 @@ WITH_ADAPTERS = OwnEngines(
 WINDOWED = OwnEngines(
     "a target with windows", like="cpu-layouts", target=True, scenarios=(Borrowed("cpu-layouts", "given-back"),)
 )
+RECURRENT = OwnEngines(
+    "a target with recurrent state",
+    like="cpu-hybrid",
+    target=True,
+    settings=("dtype",),
+    scenarios=(Borrowed("cpu-hybrid", "residues"),),
+)
+CHUNK_EDGES = Borrowed("cpu-full", "chunk-edges")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from harness.mutants.hooks import Active, Change, patch
@@ -150,3 +150,50 @@ def forget_answers(active: Active, runner: Any, scheduler_output: Any, drafter: 
             for layer in layers & DRAFT_LAYERS if drafter else layers - DRAFT_LAYERS:
                 active.fired()
                 kv_of(runner, layer)[blocks] = 0
+
+
+def blocks_of(runner: Any, request: str, group: int) -> Any:
+    """Return the blocks of a request that the runner knows in a KV-cache group."""
+    if hasattr(runner, "requests"):
+        return runner.requests[request].block_ids[group]
+    row = runner.req_states.req_id_to_index[request]
+    return runner.block_tables.block_tables[group].gpu[row]
+
+
+def prompt_tokens(runner: Any, request: str) -> int:
+    """Return how many tokens the prompt of a request has that the runner knows."""
+    if hasattr(runner, "requests"):
+        return int(runner.requests[request].num_prompt_tokens)
+    return int(runner.req_states.prompt_len.np[runner.req_states.req_id_to_index[request]])
+
+
+def lose_token(runner: Any, layers: Collection[str], position: int, blocks: Callable[[int], Any]) -> None:
+    """Write zeros over the keys and values of one token in some layers, by their own backends. ``blocks`` returns those
+    of the request in a KV-cache group."""
+    import torch
+
+    for group, of_group in enumerate(runner.kv_cache_config.kv_cache_groups):
+        size = of_group.kv_cache_spec.block_size
+        for name in sorted(set(of_group.layer_names) & set(layers)):
+            module, cache = runner.compilation_config.static_forward_context[name], kv_of(runner, name)
+            # Layers with recurrent state keep nothing by token.
+            if not hasattr(module, "num_kv_heads"):
+                continue
+            slot = int(blocks(group)[position // size]) * size + position % size
+            zeros = torch.zeros((1, module.num_kv_heads, module.head_size), dtype=cache.dtype, device=cache.device)
+            slots = torch.tensor([slot], dtype=torch.int64, device=cache.device)
+            module.impl.do_kv_cache_update(module, zeros, zeros, cache, slots)
+
+
+def chunk_ends(runner: Any, scheduler_output: Any) -> list[tuple[str, int, int]]:
+    """Return the requests of which a step computes another chunk of the prompt: how many tokens they have computed, and
+    how many are left."""
+    cached = scheduler_output.scheduled_cached_reqs
+    known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    ends = [(id_, count, prompt_tokens(runner, id_) - count) for id_, count in known]
+    return [(id_, count, left) for id_, count, left in ends if left > 0]
+
+
+def lose_chunk_end(runner: Any, request: str, computed: int, layers: Collection[str]) -> None:
+    """Zero the KV of the last token that a request has computed in some layers."""
+    lose_token(runner, layers, computed - 1, lambda group: blocks_of(runner, request, group))

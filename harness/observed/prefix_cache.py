@@ -13,6 +13,9 @@ from harness.history.token_ids import common_prefix
 from harness.observed.cell import ObservedCell
 from harness.observed.hand_off import HandOff
 
+OF_P_ALONE = ("prefill", "read-back")
+"""Where requests go that P alone answers."""
+
 
 class Hit(NamedTuple):
     """Tokens of a prompt that an engine takes from its prefix cache, by what it was asked before."""
@@ -46,7 +49,7 @@ class PrefixCache:
         if not caches or donor.adapter != subject.adapter:
             return Hit(0, 0)
         held, asked = self._computed_prompt(donor, role), self._computed_prompt(subject, role)
-        if answered and role == self._cell.answering:
+        if answered and (role == self._cell.answering or donor.route in OF_P_ALONE):
             held = (*held, *_computed_output(donor))
         held = held[: max(len(held) - self._cell.record.unverified, 0)]
         matched = common_prefix(held, asked) // size * size
@@ -58,6 +61,9 @@ class PrefixCache:
             # Of an answer, the last block may not be kept when the next turn ends with it.
             kept = min(kept, limit)
         least = self._after_drop(kept, limit, size if drops else 0)
+        if self._cell.record.recurrent and not self._keeps_each_block(role):
+            # The one state that is kept of it serves no shorter hit.
+            least = least if least == kept - (size if drops else 0) else 0
         reused = drops and _after(self._cell.history.run.versions.get("vllm"), "0.32.0")
         return Hit(least, min(matched, limit) if reused else most)
 
@@ -79,9 +85,13 @@ class PrefixCache:
         if any(self._cell.record.windows) and role == "decode" and donor.route == "cell" and self._cell.handed_off:
             return 0
         size = self._cell.block_size(role)
-        retention = self._cell.settings.of("prefill" if role == "prefill" else "decode").prefix_cache_retention
         again = (len(self._computed_prompt(donor, role)) - 1) // size * size + dropped
-        return matched if retention == size else min(matched, again)
+        return matched if self._keeps_each_block(role) else min(matched, again)
+
+    def _keeps_each_block(self, role: str) -> bool:
+        """Return whether the prefix cache keeps windows and states at the end of each block."""
+        settings = self._cell.settings.of("prefill" if role == "prefill" else "decode")
+        return settings.prefix_cache_retention == self._cell.block_size(role)
 
     def _computed_prompt(self, o: Observation, role: str) -> tuple[int, ...]:
         """Return the prompt tokens of a request that an engine computes: P all but those that it leaves to D."""

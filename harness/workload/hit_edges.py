@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from harness.history.records import LegRole, held_back, unverified_tokens
 from harness.history.token_ids import common_prefix
+from harness.observed.prefix_cache import OF_P_ALONE
 from harness.profiles.cells import Cell
 from harness.profiles.engine_args import caches_prefixes
 from harness.profiles.kv_layout import modules_in, recurrent, target_config, windows_in
@@ -52,6 +53,14 @@ class _Hit(NamedTuple):
     """What it takes from its cache."""
 
 
+class _Known(NamedTuple):
+    """What an engine has computed for a request."""
+
+    tokens: Sequence[int]
+    again: int
+    """How many of them it would find if the prompt were asked again, but for those that it computes again."""
+
+
 class _Engine(NamedTuple):
     """An engine of a cell, by what its prefix cache depends on."""
 
@@ -63,6 +72,8 @@ class _Engine(NamedTuple):
     """Tokens at the end of what it has computed that its cache leaves out."""
     dropped: int
     """Tokens of a hit that it computes again."""
+    one_state: bool
+    """Whether it keeps, of a recurrent state, that alone which a prompt would need that is asked again."""
 
 
 def hit_edges_of(profile: Profile, cell: Cell) -> Iterator[HitEdge]:
@@ -119,7 +130,9 @@ def _engines(profile: Profile, cell: Cell) -> list[_Engine]:
         if caches_prefixes(settings.extra_args):
             dropped = settings.block_size if method.traits.drops_block else 0
             left = _left_to_d(profile, cell) if role == "prefill" else 0
-            found.append(_Engine(role, settings.block_size, left, unverified, dropped))
+            kept = settings.prefix_cache_retention == settings.block_size
+            one_state = recurrent(target_config(profile)) and not kept
+            found.append(_Engine(role, settings.block_size, left, unverified, dropped, one_state))
     return found
 
 
@@ -135,26 +148,34 @@ def _hits(profile: Profile, work: CellWork, engine: _Engine) -> Iterator[_Hit]:
     for script in work.scripts:
         if script.scenario in evicting:
             continue
-        known: dict[tuple[str, str, bool], list[Sequence[int]]] = defaultdict(list)
+        known: dict[tuple[str, str, bool], list[_Known]] = defaultdict(list)
         for stage in script.stages:
             mine = [s for s in stage.sends if s.route in _ROUTES[engine.role] and not s.mistake and s.abandon is None]
             for send in mine:
                 if hit := _hit(engine, send, known[_cache(send)]):
                     yield hit
             for send in mine:
-                known[_cache(send)].append(_computed(profile, engine, send))
+                tokens = _computed(profile, engine, send)
+                again = (len(_prompt(engine, send)) - 1) // engine.block_size * engine.block_size
+                known[_cache(send)].append(_Known(tokens, again))
 
 
 def _cache(send: Send) -> tuple[str, str, bool]:
     return send.group, send.adapter, send.unsalted
 
 
-def _hit(engine: _Engine, send: Send, known: Sequence[Sequence[int]]) -> _Hit | None:
+def _hit(engine: _Engine, send: Send, known: Sequence[_Known]) -> _Hit | None:
     asked, size = _prompt(engine, send), engine.block_size
-    common = [common_prefix(one, asked) for one in known]
+    limit = (len(asked) - 1) // size * size
+    common = [common_prefix(one.tokens, asked) for one in known]
+    kept, tokens = 0, 0
+    for shared, one in zip(common, known, strict=True):
+        of_one = min(shared, len(one.tokens) - engine.unverified)
+        found = min(of_one // size * size, limit)
+        if engine.one_state:
+            found = one.again if one.again <= found else 0
+        kept, tokens = max(kept, of_one), max(tokens, found - engine.dropped)
     whole = len(asked) in common
-    kept = max((min(c, len(one) - engine.unverified) for c, one in zip(common, known, strict=True)), default=0)
-    tokens = min(kept // size * size, (len(asked) - 1) // size * size) - engine.dropped
     return _Hit(len(asked) if whole else kept, whole, tokens) if tokens > 0 else None
 
 
@@ -166,7 +187,8 @@ def _prompt(engine: _Engine, send: Send) -> Sequence[int]:
 def _computed(profile: Profile, engine: _Engine, send: Send) -> Sequence[int]:
     """Return the tokens that an engine computes for a request: of an answer those that are known before."""
     ids = _prompt(engine, send)
-    if engine.role != "prefill" and send.feature is None and not send.adapter and not send.appended:
+    answers = engine.role != "prefill" or send.route in OF_P_ALONE
+    if answers and send.feature is None and not send.adapter and not send.appended:
         # The last token of an answer has no KV.
         ids = (*ids, *(send.prompt.expected or ())[: (send.max_tokens or profile.workload.max_tokens) - 1])
     return ids

@@ -8,7 +8,18 @@ from contextlib import nullcontext
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, STEPS, Mutant, OwnEngines, Trial, declare, in_both, in_single
+from harness.mutants.model import (
+    CHUNK_EDGES,
+    PAIR,
+    SINGLE,
+    STEPS,
+    Mutant,
+    OwnEngines,
+    Trial,
+    declare,
+    in_both,
+    in_single,
+)
 from harness.mutants.targets import (
     ALLOCATE,
     ARRIVAL,
@@ -18,12 +29,24 @@ from harness.mutants.targets import (
     SCHEDULER,
     V2,
     cached_blocks,
+    chunk_ends,
     each_step,
     forget_answers,
     kv_of,
+    lose_chunk_end,
     on_arrival,
     tells_drafter_apart,
 )
+
+_SEVERAL_MODULES = OwnEngines(
+    "a drafter of several modules",
+    like="cpu-mtp3",
+    target=True,
+    settings=("model_runner",),
+    methods=True,
+    scenarios=(CHUNK_EDGES,),
+)
+
 
 declare(
     Mutant(
@@ -283,9 +306,7 @@ declare(
         clean=SINGLE,
         method="mtp3",
         long=True,
-        engines=OwnEngines(
-            "a drafter of several modules", like="cpu-mtp3", target=True, settings=("model_runner",), methods=True
-        ),
+        engines=_SEVERAL_MODULES,
     ),
 )
 
@@ -350,6 +371,66 @@ def _n46_v2(original: Any, active: Active, self: Any, input_batch: Any, *args: A
     drafts = self.draft_tokens[: input_batch.num_reqs]
     drafts.fill_(-1)
     return drafts
+
+
+declare(
+    Mutant(
+        "N64",
+        "a chunk ends without the KV of a drafter's second module",
+        "class of vllm #55055",
+        "decode",
+        "the second of several modules does not write the last token of a chunk that does not end the prompt",
+    ),
+    # Prompts that fill a step beside others: with the same ones in a step of their own no chunk ends there.
+    Trial(
+        in_single("chunk-edges"),
+        "drafter-kv",
+        ("kv-computed",),
+        clean=SINGLE,
+        method="mtp3",
+        long=True,
+        engines=_SEVERAL_MODULES,
+    ),
+)
+tells_drafter_apart("N64")
+
+
+@each_step("N64")
+def _n64(active: Active, runner: Any, scheduler_output: Any) -> None:
+    for request, computed, _ in chunk_ends(runner, scheduler_output):
+        active.fired()
+        lose_chunk_end(runner, request, computed, sorted(DRAFT_LAYERS)[1:2])
+
+
+declare(
+    Mutant(
+        "N66",
+        "a chunk that leaves fewer tokens than drafts ends without the drafter's KV",
+        "class of vllm #55178",
+        "decode",
+        "of a chunk behind which at most two tokens of the prompt are left, the drafter does not write the last one",
+    ),
+    # Longer rests, as those of prompts that are longer than a step, show nothing. DFlash keeps slots of a step for
+    # drafts, so that a prompt of a whole step less a token does not fit, and no answer has its KV from one step.
+    Trial(
+        in_single("chunk-edges"),
+        "drafter-kv",
+        ("kv-computed", *STEPS),
+        clean=(*SINGLE, *in_single("chunked-prefill")),
+        method="dflash",
+        long=True,
+        engines=OwnEngines("prompts at the edges of a step", scenarios=(CHUNK_EDGES,)),
+    ),
+)
+tells_drafter_apart("N66")
+
+
+@each_step("N66")
+def _n66(active: Active, runner: Any, scheduler_output: Any) -> None:
+    for request, computed, left in chunk_ends(runner, scheduler_output):
+        if left <= 2:
+            active.fired()
+            lose_chunk_end(runner, request, computed, DRAFT_LAYERS)
 
 
 _GIVEN_LESS = "the hidden state of the last known token, which the drafter is given, is zero in the first step after "

@@ -11,6 +11,7 @@ from harness.mutants.hooks import Active, Change, patch
 from harness.mutants.model import (
     LOGPROBS,
     PAIR,
+    RECURRENT,
     SINGLE,
     TOKENS,
     WINDOWED,
@@ -35,6 +36,7 @@ from harness.mutants.targets import (
     each_step,
     kv_of,
     layers_by_group,
+    lose_token,
     on_arrival,
     tells_drafter_apart,
 )
@@ -643,3 +645,36 @@ def _n61(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) ->
         return sampled, computed, requests
     active.fired()
     return (0,) * len(sampled), (0,) * len(computed), requests
+
+
+declare(
+    Mutant(
+        "N65",
+        "a partial block arrives with a token less",
+        "class of vllm #46694, of tokens and not of blocks",
+        "decode",
+        "the tokens of a prompt's last block that is not full are copied four at a time, and the last three as two",
+    ),
+    # Lengths that no stratum has: four, eight, twelve … tokens past a block, of which D computes the last one itself.
+    # What is lost is that of the layer with attention.
+    Trial(
+        in_pair("residues"),
+        "target-kv",
+        ("kv-handed-over",),
+        clean=(*PAIR, *SINGLE),
+        method="none",
+        long=True,
+        engines=RECURRENT,
+    ),
+)
+
+
+@each_step("N65")
+def _n65(active: Active, runner: Any, scheduler_output: Any) -> None:
+    size = runner.cache_config.block_size
+    for new in scheduler_output.scheduled_new_reqs:
+        tokens = len(new.prompt_token_ids or ()) - 1
+        if new.num_computed_tokens == tokens and tokens % size % 4 == 3 and tokens % size < size - 1:
+            active.fired()
+            layers = {name for of_group in layers_by_group(runner) for name in of_group}
+            lose_token(runner, layers, tokens - 1, new.block_ids.__getitem__)

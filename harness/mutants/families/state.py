@@ -6,11 +6,19 @@ import dataclasses
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, TOKENS, Mutant, OwnEngines, Trial, declare, in_single
-from harness.mutants.targets import NULL_BLOCK, RUNNER, V2, each_step
-
-_RECURRENT = OwnEngines("a target with recurrent state", like="cpu-hybrid", target=True, settings=("dtype",))
-
+from harness.mutants.model import (
+    PAIR,
+    RECURRENT,
+    SINGLE,
+    TOKENS,
+    Mutant,
+    OwnEngines,
+    Trial,
+    declare,
+    in_pair,
+    in_single,
+)
+from harness.mutants.targets import NULL_BLOCK, RUNNER, V2, blocks_of, chunk_ends, each_step
 
 declare(
     Mutant(
@@ -21,7 +29,7 @@ declare(
         "D zeroes the state of each hand-off, and keeps the KV of attention",
     ),
     # Of a target with recurrent state, likewise. A hit on D that gets a state from P does not continue from its own.
-    Trial(PAIR, "target-kv", TOKENS, clean=SINGLE, method="none", prompts="some", long=True, engines=_RECURRENT),
+    Trial(PAIR, "target-kv", TOKENS, clean=SINGLE, method="none", prompts="some", long=True, engines=RECURRENT),
 )
 
 
@@ -54,7 +62,7 @@ declare(
         "decode",
         "the state that a hit continues from is replaced by that of the null block, which stands for those before",
     ),
-    Trial(in_single("prefix-hit"), "target-kv", TOKENS, clean=SINGLE, method="none", long=True, engines=_RECURRENT),
+    Trial(in_single("prefix-hit"), "target-kv", TOKENS, clean=SINGLE, method="none", long=True, engines=RECURRENT),
 )
 
 
@@ -124,3 +132,39 @@ def _n30_by_row(original: Any, active: Active, self: Any, input_batch: Any, *arg
         active.fired()
         input_batch = dataclasses.replace(input_batch, prefill_runs_as_decode_np=None)
     return original(self, input_batch, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N63",
+        "a chunk of one token leaves the state of the chunk before it",
+        "class of vllm #53912, in layers with recurrent state",
+        "prefill",
+        "where one token of a prompt that P computes is behind its last whole block, its state stays that of the block",
+    ),
+    # A prompt has two tokens past a block then, of which P leaves the last one to D.
+    Trial(
+        in_pair("residues"),
+        "target-kv",
+        ("kv-computed", *TOKENS),
+        clean=(*PAIR, *SINGLE, *in_single("residues")),
+        method="none",
+        long=True,
+        engines=RECURRENT,
+    ),
+)
+
+
+@patch("N63", f"{V2}.model_runner", "GPUModelRunner.execute_model", ("self", "scheduler_output"), runner="V2")
+@patch("N63", RUNNER, "GPUModelRunner.execute_model", ("self", "scheduler_output"), runner="V1")
+def _n63(original: Any, active: Active, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    ends = chunk_ends(self, scheduler_output) if active() else []
+    result = original(self, scheduler_output, *args, **kwargs)
+    for id_, computed, left in ends:
+        at, past = divmod(computed, self.cache_config.block_size)
+        if left == 1 and not past:
+            active.fired()
+            for group, tensor in _states(self):
+                blocks = blocks_of(self, id_, group)
+                tensor[int(blocks[at])] = tensor[int(blocks[at - 1])]
+    return result

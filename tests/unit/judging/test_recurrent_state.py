@@ -152,6 +152,26 @@ def test_windows_and_states_are_kept_where_a_prompt_would_be_asked_again(cell, c
     assert (found.least, found.most) == (hit, 160)
 
 
+@pytest.mark.parametrize(
+    ("changes", "retention", "hit"), [({"recurrent": True}, None, 0), ({"recurrent": True}, 32, 128), ({}, None, 128)]
+)
+def test_the_state_behind_a_prompt_serves_no_shorter_hit(changes, retention, hit):
+    """P, asked for 161 tokens alone, has the state of 160; of a hand-off it computes 160, and may hit 128."""
+    donor, subject = (observation("pd-none", 161, route=route) for route in ("prefill", "cell"))
+    h = with_cells(history([donor, subject]), block_size=32, draft_tokens=0, **changes)
+    seen = view(with_profile(h, engine={"prefix_cache_retention": retention}), "pd-none")
+    subject = subject.model_copy(update={"sent_ids": subject.sent_ids[: 161 - (not changes)]})
+    assert seen.prefix_cache.expected_hit(donor, subject, "prefill").least == hit
+
+
+@pytest.mark.parametrize(("route", "hit"), [("prefill", 160), ("cell", 128)])
+def test_p_has_the_answer_that_it_gave_alone(route, hit):
+    donor = change_final(observation("pd-none", 159, route=route), output_ids=(159, 160))
+    subject = observation("pd-none", 175).model_copy(update={"sent_ids": (*donor.sent_ids, *range(159, 175))})
+    seen = view(with_cells(history([donor, subject]), block_size=32), "pd-none")
+    assert seen.prefix_cache.expected_hit(donor, subject, "prefill").least == hit
+
+
 @pytest.mark.parametrize(("version", "most"), [("0.32.0", 32), ("0.32.0+cu129", 32), ("0.33.0+cpu", 64), ("x", 32)])
 def test_a_later_version_may_use_the_block_that_is_recomputed(version, most):
     h = history([observation("single-mtp", 96)])
