@@ -700,9 +700,9 @@ class Trace(_Scenario):
     preemption, or a prefix hit; of each stage of several requests, that they decoded together (``batched``); of one of
     them, that the prompts did not fit into a step, so that one was computed in chunks; and whether each parameter that
     has to must change the plain engine's answer."""
-    held: bool = False
+    held: bool | Literal["answering"] = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
-    it begins them in the order of their delays."""
+    it begins them in the order of their delays; or, with ``answering``, D, whose blocks they take together."""
 
     @property
     def requests(self) -> tuple[TraceRequest, ...]:

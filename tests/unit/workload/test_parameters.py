@@ -71,16 +71,17 @@ def test_each_is_sent_with_its_own_length_and_temperature():
 
 
 def test_parameters_are_asked_where_rows_move():
-    """In crowds, of which each has another parameter for each request; in chunks; and by a router."""
+    """In crowds, of which each has another parameter for each request; in chunks; preempted; and by a router."""
     full = {s.id: s for s in FULL.scenarios}
-    states = {"in-a-crowd": "batched", "in-chunks": "chunked"}
+    states = {"in-a-crowd": "batched", "in-chunks": "chunked", "preempted": "preempted"}
     proves = {f"parameters-{name}": state for name, state in states.items()}
     for name, state in proves.items():
         trace = full[name]
         assert {state, "changed"} == set(trace.proves) and trace.held and trace.by_plain_alone, name
     crowd = full["parameters-in-a-crowd"]
     assert all(len({r.feature for r in stage}) == FULL.engine.max_num_seqs for stage in crowd.stages)
-    asked = {r.feature for name in proves for r in full[name].requests} - {None}
+    # A grammar of the whole answer changes nothing of it, and needs no other answer to compare with.
+    asked = {r.feature for name in proves for r in full[name].requests} - {None, "grammar"}
     # Of caps one; these are asked of D alone, or refused where an engine drafts.
     left = {"echo", "logit-bias", *(f"cap-{n}" for n in (1, 2, 3, 5))}
     assert asked | left == set(NAMES) - SAMPLED - OF_TEXT
