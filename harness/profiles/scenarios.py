@@ -462,6 +462,7 @@ Parameter = Literal[
     "logit-bias",
     "min-p",
     "top-p",
+    "top-k",
     "seed",
     "seed-again",
     "siblings",
@@ -476,7 +477,7 @@ OfAdapter = Literal["first-adapter", "second-adapter"]
 """Which of two LoRA adapters answers a request; its right answer is that of the run's plain engine with the same."""
 ADAPTED: frozenset[str] = frozenset(get_args(OfAdapter))
 CHANGING: frozenset[str] = ADAPTED | frozenset(get_args(Parameter))
-SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "seed", "seed-again", "siblings"})
+SAMPLED: frozenset[str] = frozenset({"min-p", "top-p", "top-k", "seed", "seed-again", "siblings"})
 """Parameters with a seed and a temperature above zero. vLLM promises the same answer again of the same engine, and the
 plain engine's without speculation alone: a drafter takes random numbers of its own."""
 OF_TEXT: frozenset[str] = frozenset({"json", "choice", "date", "tool"})
@@ -491,6 +492,7 @@ WITHOUT: Mapping[str, Parameter] = {
     "presence-penalty": "allowed-half",
     "min-p": "seed",
     "top-p": "seed",
+    "top-k": "seed",
 }
 """Parameters that come on top of another one, whose answer they have to change."""
 _TEMPERATURE = 1.5
@@ -698,9 +700,9 @@ class Trace(_Scenario):
     preemption, or a prefix hit; of each stage of several requests, that they decoded together (``batched``); of one of
     them, that the prompts did not fit into a step, so that one was computed in chunks; and whether each parameter that
     has to must change the plain engine's answer."""
-    held: bool = False
+    held: bool | Literal["answering"] = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
-    it begins them in the order of their delays."""
+    it begins them in the order of their delays; or, with ``answering``, D, whose blocks they take together."""
 
     @property
     def requests(self) -> tuple[TraceRequest, ...]:

@@ -29,6 +29,7 @@ _CHANGES: frozenset[Parameter] = frozenset(
         "logit-bias",
         "min-p",
         "top-p",
+        "top-k",
         "seed",
         "siblings",
     }

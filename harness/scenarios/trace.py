@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from harness.history.records import Observation
 from harness.observed.recorded_cell import RecordedCell
@@ -13,7 +14,7 @@ from harness.scenarios.base import Gap, Kind, Occurrence, Send, Stage
 from harness.scenarios.features import send_with
 from harness.scenarios.hand_off_mistakes import LOST
 from harness.scenarios.parameters import LONG_ENOUGH, gaps_of
-from harness.scenarios.possible import demand, pool_of, unsaid
+from harness.scenarios.possible import demand, fewest_held, pool_of, unsaid
 from harness.scenarios.proving import batched, stage_counters, step_overflows
 
 _PATIENCE_S = 10.0
@@ -22,11 +23,12 @@ _PATIENCE_S = 10.0
 
 class TraceKind(Kind[Trace]):
     def stages(self, config: Trace, prompts: Mapping[str, Prompt], chosen: Sequence[Prompt]) -> list[list[Stage]]:
+        hold: Literal["first", "answering"] = "answering" if config.held == "answering" else "first"
         return [
             [
                 Stage(
                     tuple(_of_trace(config, (i, j), r, prompts) for j, r in enumerate(stage)),
-                    hold="first" if config.held else None,
+                    hold=hold if config.held else None,
                 )
                 for i, stage in enumerate(config.stages)
             ]
@@ -39,6 +41,8 @@ class TraceKind(Kind[Trace]):
             wanted = demand([request.prompt], profile, prompts, request.max_tokens or config.max_tokens)
             if pool is not None and wanted > pool - 1:
                 return pool_of(f"at least {wanted + 1} blocks, which {request.prompt} and its answer need", pool)
+        if pool is not None and (problem := _not_kept(config, profile, prompts, pool)):
+            return problem
         if problem := _unanswered_reference(config, profile):
             return problem
         chats = [r.prompt for r in config.requests if is_chat(r.api) or is_chat(api_of(r.feature))]
@@ -83,6 +87,17 @@ class TraceKind(Kind[Trace]):
             yield from min(lacking, key=len, default=[])
         if "cached" in config.proves and not _grown(observations, "prefix_hits"):
             yield Gap(first, "expected a hit in a prefix cache, found none")
+
+
+def _not_kept(config: Trace, profile: Profile, prompts: Mapping[str, Prompt], pool: int) -> str | None:
+    """Return why P could not keep the blocks of a stage for a D that is held, or None."""
+    if config.held != "answering" or "pd" not in profile.topologies:
+        return None
+    handed = [[r.prompt for r in stage if r.to == "cell"] for stage in config.stages]
+    most = max(sum(fewest_held(profile, prompts[p].tokens) for p in names) for names in handed)
+    if most <= pool - 1:
+        return None
+    return pool_of(f"at least {most + 1} blocks, which P keeps for D while it is held", pool)
 
 
 def _unanswered_reference(config: Trace, profile: Profile) -> str | None:

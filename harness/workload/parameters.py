@@ -69,6 +69,8 @@ def parameter_fields(
             return {**drawn, "min_p": 0.8}
         case "top-p":
             return {**drawn, "top_p": 0.1}
+        case "top-k":
+            return {**drawn, "top_k": 1}
         case "seed" | "seed-again":
             return drawn
         case "siblings":

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from harness.profiles.load import load_profile
-from harness.profiles.scenarios import SAMPLED, WITHOUT, Parameter, Parameters, TraceRequest
+from harness.profiles.scenarios import OF_TEXT, SAMPLED, WITHOUT, Parameter, Parameters, TraceRequest
 from harness.prompts.model import load_prompts
 from harness.workload.features import feature_fields, for_prefill
 from harness.workload.scripts import scripts
@@ -24,9 +24,16 @@ def text_of(ids):
 
 def test_shipped_profiles_ask_every_parameter():
     chat = load_profile("smollm2-quick")
-    asked = [p for profile in (FULL, chat) for s in profile.scenarios if s.kind == "parameters" for p in s.parameters]
-    # A tool needs servers with a parser for it, which have baselines of their own.
-    assert sorted([*asked, "tool"]) == sorted(NAMES)
+    alone = [s for profile in (FULL, chat) for s in profile.scenarios if s.kind == "parameters" and not s.by_router]
+    asked = [p for s in alone for p in s.parameters]
+    # A tool needs servers with a parser for it, which have baselines of their own. A speculative CPU engine ends at
+    # top-k with runner V1, and any with V2, whose kernel Triton's interpreter cannot run.
+    assert sorted([*asked, "tool", "top-k"]) == sorted(NAMES)
+
+
+def test_what_is_drawn_is_asked_of_a_runner_that_draws_right():
+    (second,) = (s for s in load_profile("cpu-v2").scenarios if s.id == "parameters-sampled")
+    assert {"seed", "seed-again", "siblings"} <= set(second.parameters) <= SAMPLED
 
 
 def test_a_tool_is_called_at_the_chat_endpoint():
@@ -53,13 +60,32 @@ def test_every_parameter_has_fields_of_its_own(name):
 
 
 def test_each_is_sent_with_its_own_length_and_temperature():
-    sends = {s.feature: s for c in FULL.scenarios if c.kind == "parameters" for s in scripts(c, KNOWN, "pd")[0].sends}
+    alone = [c for c in FULL.scenarios if c.kind == "parameters" and not c.by_router]
+    sends = {s.feature: s for c in alone for s in scripts(c, KNOWN, "pd")[0].sends}
     answered = len(KNOWN["copy-030-03"].expected)
     assert [sends[f"cap-{n}"].max_tokens for n in range(1, 6)] == [1, 2, 3, 4, 5]
     assert sends["ignore-eos"].max_tokens > answered
     assert sends["stop-before-cap"].max_tokens == sends["stop-at-cap"].max_tokens + 1 == answered // 2 + 2
-    assert {f for f, s in sends.items() if s.temperature} == SAMPLED
+    assert {f for f, s in sends.items() if s.temperature} == SAMPLED - {"top-k"}
     assert {f for f, s in sends.items() if s.route == "local"} == {"echo"}
+
+
+def test_parameters_are_asked_where_rows_move():
+    """In crowds, of which each has another parameter for each request; in chunks; preempted; and by a router."""
+    full = {s.id: s for s in FULL.scenarios}
+    states = {"in-a-crowd": "batched", "in-chunks": "chunked", "preempted": "preempted"}
+    proves = {f"parameters-{name}": state for name, state in states.items()}
+    for name, state in proves.items():
+        trace = full[name]
+        assert {state, "changed"} == set(trace.proves) and trace.held and trace.by_plain_alone, name
+    crowd = full["parameters-in-a-crowd"]
+    assert all(len({r.feature for r in stage}) == FULL.engine.max_num_seqs for stage in crowd.stages)
+    # A grammar of the whole answer changes nothing of it, and needs no other answer to compare with.
+    asked = {r.feature for name in proves for r in full[name].requests} - {None, "grammar"}
+    # Of caps one; these are asked of D alone, or refused where an engine drafts.
+    left = {"echo", "logit-bias", *(f"cap-{n}" for n in (1, 2, 3, 5))}
+    assert asked | left == set(NAMES) - SAMPLED - OF_TEXT
+    assert full["parameters-by-router"].routed and not full["parameters"].routed
 
 
 def test_p_gives_one_answer():

@@ -783,6 +783,20 @@ def test_a_trace_cannot_prove_what_its_stages_do_not_do(changes, words):
     assert words in KINDS["trace"].impossible(trace, PROFILE, KNOWN)
 
 
+def test_a_trace_may_hold_the_engine_that_answers():
+    stage = [{"prompt": "long-210"}] * 3 + [{"prompt": "copy-181-36", "feature": "regex"}]
+    raw = {"id": "t", "kind": "trace", "stages": [stage]}
+    for held, hold in ((False, None), (True, "first"), ("answering", "answering")):
+        trace = Trace.model_validate({**raw, "held": held})
+        assert [s.hold for s in scripts(trace, KNOWN, "pd")[0].stages] == [hold]
+        assert KINDS["trace"].impossible(trace, PROFILE, KNOWN) is None
+    # P keeps for D what D, which is held, has not read: 28 blocks here.
+    wider = Trace.model_validate({**raw, "held": "answering", "stages": [[{"prompt": "long-210"}] * 4]})
+    assert "at least 29 blocks, which P keeps for D" in KINDS["trace"].impossible(wider, PROFILE, KNOWN)
+    local = Trace.model_validate({**raw, "held": "answering", "stages": [[{"prompt": "long-210", "to": "local"}] * 4]})
+    assert KINDS["trace"].impossible(local, PROFILE, KNOWN) is None
+
+
 PD_TRACE = {
     "id": "trace",
     "kind": "trace",
