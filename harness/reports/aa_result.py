@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.history.verdict import Verdict
+from harness.stats.binomial import exact_interval
 from harness.util.strict import Strict
 from harness.util.text import counted
 
@@ -52,11 +53,7 @@ class AgainstItself(Strict):
     @property
     def alarm_bound(self) -> float:
         """Upper 95 % bound of the probability that a cell in a scenario raises a false alarm (Clopper-Pearson)."""
-        from scipy.stats import binomtest
-
-        if self.verdicts == 0:
-            return 1.0
-        return float(binomtest(self.alarms, self.verdicts).proportion_ci(0.9, method="exact").high)
+        return exact_interval(self.alarms, self.verdicts, 0.9)[1] if self.verdicts else 1.0
 
     @property
     def exit_code(self) -> int:

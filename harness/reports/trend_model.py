@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.stats import binomtest
-
 from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
+from harness.stats.binomial import exact_interval
 from harness.util.text import counted
 
 
@@ -91,8 +90,7 @@ class WrongAnswers(NamedTuple):
     @property
     def interval(self) -> tuple[float, float]:
         """The exact binomial interval of the rate, with 95 % confidence (Clopper and Pearson)."""
-        found = binomtest(self.wrong, self.checked).proportion_ci(0.95, method="exact")
-        return float(found.low), float(found.high)
+        return exact_interval(self.wrong, self.checked)
 
     @property
     def sentence(self) -> str:

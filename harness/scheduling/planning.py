@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.scheduling.model import Device, Job, Placement, check_devices, check_jobs, tails, without
@@ -112,9 +113,35 @@ def best_rule(jobs: Sequence[Job], devices: Sequence[Device]) -> PlacementRule:
     def makespan(rule: PlacementRule) -> float:
         return simulate(left, devices, lambda j, d, clock: Scheduler(j, d, rule, clock)).makespan_s
 
-    rule = min(_rules(left, devices), key=makespan)
+    rule = _shortest(_rules(left, devices), makespan, least_s(left, devices))
     # The position of refused jobs in the order does not matter.
     return rule._replace(order=rule.order + tuple(refused))
+
+
+def _shortest(
+    rules: Iterable[PlacementRule], makespan: Callable[[PlacementRule], float], least: float
+) -> PlacementRule:
+    """Return the rule with the shortest makespan, the first of equals. Of rules that do the same, one is simulated, and
+    none after one that takes as little as any could."""
+    by_what_it_does: dict[tuple[object, ...], PlacementRule] = {}
+    for rule in rules:
+        by_what_it_does.setdefault((rule.order, rule.fill), rule)
+    best, shortest = next(iter(by_what_it_does.values())), math.inf
+    for rule in by_what_it_does.values():
+        if (seconds := makespan(rule)) < shortest:
+            best, shortest = rule, seconds
+        if shortest <= least:
+            break
+    return best
+
+
+def least_s(jobs: Sequence[Job], devices: Sequence[Device]) -> float:
+    """Return seconds that no schedule of the jobs goes below: those of the longest chain, and those that they take
+    where the devices' memory is full all the time."""
+    after = tails(jobs)
+    room = sum(d.memory_gib for d in devices)
+    held = sum(job.seconds * sum(e.devices * e.gib for e in job.engines) for job in jobs)
+    return max(held / room if room else 0.0, max((j.seconds + after[j.id] for j in jobs), default=0.0))
 
 
 def _rules(jobs: Sequence[Job], devices: Sequence[Device]) -> Iterator[PlacementRule]:

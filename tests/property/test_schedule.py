@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduling.bounds import lower_bound
 from benchmarks.scheduling.first_fit import first_fit
-from harness.scheduling.model import Device, EngineNeed, Job, tails
+from harness.scheduling.model import Device, EngineNeed, Job, tails, without
 from harness.scheduling.packing import impossible
-from harness.scheduling.planning import one_by_one, planned, simulate
+from harness.scheduling.planning import least_s, one_by_one, planned, simulate
 from harness.scheduling.scheduler import PlacementRule, Scheduler
 
 POLICIES = [planned, first_fit, one_by_one]
@@ -121,6 +121,8 @@ def test_bound_holds_for_every_policy_and_the_plan_is_no_worse_than_one_by_one(j
     assert times[0] <= times[2]
     left = [j for j in jobs if j.id not in impossible(jobs, devices)]
     assert bound >= max((j.seconds for j in left), default=0.0)
+    # What ends the search for a rule, and rules out a step of CI without a simulation.
+    assert least_s(without(jobs, impossible(jobs, devices)), devices) <= min(times) * (1 + 1e-9)
 
 
 @few

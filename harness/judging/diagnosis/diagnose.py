@@ -17,6 +17,7 @@ from harness.judging.figures import KVDifference, LogprobDifference
 from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Finding, Law
 from harness.judging.near_ties import near_tie_nats
 from harness.observed.drafts_end import drafts_end
+from harness.stats.binomial import exact_interval
 from harness.util.text import counted
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
@@ -339,15 +340,12 @@ def _tokens(cell: CellView, finding: Finding) -> int:
 def comes_and_goes(compared: Sequence[Observation], findings: Sequence[Finding]) -> str:
     """Describe how often requests fail, and whether one failed that passed when its prompt was sent again, as
     text instead of as ids or the other way round. The interval of the rate is Clopper and Pearson's."""
-    # It takes long to import, and most runs have no such failure.
-    from scipy.stats import binomtest
-
     # That a prompt has another answer as text than as ids is this very difference.
     failed = {(f.part or f.prompt_id, f.form) for f in findings if f.prompt_id and f.check != "text-form"}
     asked = {(o.key, o.form) for o in compared} | failed
     both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
-    share = binomtest(len(failed), len(asked)).proportion_ci(0.95, method="exact")
-    bounds = f"{100 * share.low:.2g} to {100 * share.high:.2g} % with 95 % confidence"
+    low, high = exact_interval(len(failed), len(asked))
+    bounds = f"{100 * low:.2g} to {100 * high:.2g} % with 95 % confidence"
     rate = f"{len(failed)} of {len(asked)} requests, {bounds}"
     if both:
         return f"intermittent: {both[0]} fails once and passes once with the same tokens; {rate}"
