@@ -144,7 +144,7 @@ def _print_made(made: NewBaselines, profile: str, options: Sequence[str]) -> Non
         # The lines of a log were shown when its engine ended.
         typer.echo(f"{cell}: no baseline was recorded: {reason.partition('; last lines of ')[0]}")
     for cell, reason in made.once.items():
-        typer.echo(f"{cell}: no noise (A/A) was measured, its repetition is not complete: {reason}")
+        typer.echo(f"{cell}: A/A noise was not measured, because the repetition is incomplete: {reason}")
     if again := dict.fromkeys([*made.left_out, *made.once]):
         cells = [part for cell in again for part in ("-c", cell)]
         typer.echo(f"next: {shlex.join(['harness', 'baseline', 'record', '-p', profile, *cells, *options])}")
@@ -213,6 +213,10 @@ def list_stored(
     if as_json:
         print_json(shapes.baselines(rows, problems))
         raise typer.Exit(EXIT_REGRESSION if problems else 0)
+    if not rows and not problems:
+        where = f"in {baselines}" if baselines is not None else f"of profile {profile}"
+        typer.echo(f"there are no baselines {where}; `harness baseline record` makes them")
+        return
     table = Table(title="baselines", title_justify="left")
     for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "hardware", "recorded"):
         table.add_column(column, overflow="fold")

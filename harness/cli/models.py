@@ -43,6 +43,7 @@ def models_command(
 
     # A nightly job downloads models first; its prompts may be built with their tokenizers later.
     wanted = read_profile(profile, with_prompts=False)
+    cells = select_cells(wanted, cell or [])
     on_hub = any(references_of(part) for part in wanted.written_parts)
     if not on_hub and not any(makeable(part) for part in wanted.written_parts):
         if as_json:
@@ -52,7 +53,7 @@ def models_command(
         return
     hub = Hub()
     methods: dict[str, set[str]] = {}
-    for chosen in select_cells(wanted, cell or []):
+    for chosen in cells:
         methods.setdefault(chosen.variant, set()).add(chosen.method.kind)
     found = survey(wanted, hub, download, methods) if on_hub else []
     made = survey_convertible(wanted, download, methods, lambda words: typer.echo(f"harness: {words}", err=True))

@@ -222,8 +222,10 @@ def build_recipe(
 
 def _write(prompts: PromptSet, path: Path, dropped: Mapping[str, int] | None = None) -> None:
     """Write a set and say what is in it. ``dropped`` counts the texts that were left out, by reason."""
-    from harness.prompts.model import write_prompts
+    from harness.prompts.model import is_prompt_set, write_prompts
 
+    if path.exists() and not is_prompt_set(path):
+        raise UsageError(f"--out {path}: this file exists and is no prompt set; name another one, or remove it")
     write_prompts(prompts, path)
     print_coverage(prompts)
     for reason, number in (dropped or {}).items():
@@ -290,9 +292,9 @@ def texts_of_recipe(recipe: PromptRecipe, file: Path | None) -> Texts:
         return TextOptions(None, *named).read()
     except EnvironmentFault as error:
         typer.echo(
-            f"the data set {recipe.dataset} cannot be had ({str(error).partition(';')[0]}), so the prompts are made of "
-            "the questions that come with this project, which the set's origin says; for your own, name a file: "
-            "workload.recipe.file in the profile, or --file FILE --overwrite here",
+            f"the data set {recipe.dataset} is not available ({str(error).partition(';')[0]}); using the questions of "
+            "this project instead, as the set's origin says. To use your own, name a file: workload.recipe.file in the "
+            "profile, or --file FILE --overwrite here",
             err=True,
         )
         texts = shipped_texts(recipe.turns)
@@ -356,7 +358,7 @@ def parse_day(given: str | None) -> date:
     try:
         return date.fromisoformat(given)
     except ValueError as error:
-        raise UsageError(f"--date {given!r} is no day; write it as YYYY-MM-DD") from error
+        raise UsageError(f"--date {given!r} is not a date; write it as YYYY-MM-DD") from error
 
 
 _SHORT_QUESTION = 4

@@ -181,6 +181,8 @@ def overview(source: str, folder: Path | None) -> tuple[list[tuple[str, Header]]
     orphaned."""
     prepared = prepare(source, ["single-*"], fetch=False)
     where = folder or prepared.profile.baselines
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--baselines {folder}: there is no such folder; correct the path")
     rows = []
     for path in stored(where):
         with suppress(DataError):

@@ -81,6 +81,6 @@ def make_missing(
         if code:
             kind = UsageError if code == UsageError.exit_code else EnvironmentFault
             raise kind(
-                f"--prepare: {command} failed (exit code {code}); put right what it says"
+                f"--prepare: {command} failed (exit code {code}); fix what it reports"
                 + (f", or {step.way_out}" if step.way_out else "")
             )

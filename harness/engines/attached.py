@@ -125,9 +125,9 @@ def _root(option: str, url: str) -> str:
         parts = httpx.URL(url)
     except httpx.InvalidURL:
         parts = httpx.URL()
-    served = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) <= _LARGEST_PORT
+    served = bool(parts.scheme in ("http", "https") and parts.host and (parts.port or 0) <= _LARGEST_PORT)
     if not served or parts.path.rstrip("/") or parts.query:
-        remedy = f"; leave out {parts.path}" if parts.path.rstrip("/") else ""
+        remedy = f"; leave out {parts.path}" if served and parts.path.rstrip("/") else ""
         raise UsageError(f"--{option} {url}: expected the address of a server, such as http://10.0.0.7:8000{remedy}")
     return url.rstrip("/")
 

@@ -72,9 +72,7 @@ def read_candidate(option: str, text: str, wanted: str = _NAMED) -> Candidate:
     except EnvironmentFault as error:
         raise EnvironmentFault(str(error).replace("--engine-python", option, 1)) from error
     except InvalidVersion as error:
-        raise EnvironmentFault(
-            f"{option} {text}: expected a vllm version that can be ordered, found {error}"
-        ) from error
+        raise EnvironmentFault(f"{option} {text}: expected a version number such as 0.32.0, found {error}") from error
 
 
 def in_order(
@@ -286,7 +284,7 @@ class Cache:
             self._install(build, making, log)
             found = inspect_environment(str(making / "bin" / "python")).vllm
             if build.version is not None and Version(found) != build.version:
-                raise EnvironmentFault(f"{build.requirement} was to be installed, but {found} was")
+                raise EnvironmentFault(f"asked pip for {build.requirement}, and it installed vllm {found}")
             making.rename(folder)
         finally:
             shutil.rmtree(making, ignore_errors=True)

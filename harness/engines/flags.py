@@ -123,8 +123,8 @@ def _flag(option: str, text: str, shape: re.Pattern[str], what: str) -> Flag:
     role, rest = (prefixed[1], prefixed[2]) if prefixed else (None, text)
     if not shape.fullmatch(rest):
         raise UsageError(
-            f"{option} {text!r}: expected {what}, for some engines with {', '.join(f'{r}:' for r in _ROLES)} "
-            "before it, found something else"
+            f"{option} {text!r}: expected {what}; for some of the engines, with one of "
+            f"{', '.join(f'{r}:' for r in _ROLES)} before it"
         )
     return Flag.model_validate({"role": role, "text": rest})
 

@@ -1,4 +1,4 @@
-"""Where the router's program is, for those who start none."""
+"""The path of the router's program, for code that does not start one."""
 
 from __future__ import annotations
 

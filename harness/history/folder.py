@@ -31,7 +31,7 @@ from harness.history.witness import KVWitness
 from harness.profiles.cells import CellName
 from harness.util import json_io
 from harness.util.files import require_no_links, write_json
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import describe_validation_error, shown
 from harness.util.json_io import MIB, printable
 from harness.util.storage import LineFile, writing
 from harness.util.strict import Strict
@@ -260,8 +260,10 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     except (OSError, ValueError) as error:
         raise DataError(f"{run_file}: expected JSON, but it cannot be read ({error})") from error
     if not isinstance(raw, dict):
-        raise DataError(f"{run_file}: expected an object, found {type(raw).__name__}; copy the run again")
+        raise DataError(f"{run_file}: expected an object, found {shown(raw)}; copy the run again")
     version = raw.get("schema_version")
+    if version is None:
+        raise DataError(f"{run_file}: it has no schema_version, so it is no record of a run; correct the path")
     if type(version) is not int or version not in range(OLDEST, SCHEMA + 1):
         raise DataError(
             f"{run_file}: expected history schema {OLDEST} to {SCHEMA}, found {version!r}; use the harness version "

@@ -572,7 +572,7 @@ class CellRecord(Strict):
         return self.recurrent or len(self.windows) > 1
 
     def left_to_d(self, tokens: int) -> int:
-        """Return how many tokens P leaves to D of a prompt of so many: none of one that has no more than those."""
+        """Return how many of a prompt's tokens P leaves to D; none where the prompt has no more than those."""
         return self.held_back if tokens > self.held_back else 0
 
     @property

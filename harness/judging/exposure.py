@@ -66,7 +66,7 @@ def _share(answers: int, what: str) -> str:
 
 
 def one_in(answers: int) -> int:
-    """Return the N of the rarest defect, one in N, of which so many answers show at least one with 95 % confidence.
+    """Return N such that a defect in one of N answers shows at least once in this many, with 95 % confidence.
 
     Rounded down, so that what is said holds.
     """

@@ -67,7 +67,7 @@ def expected_anyway(judgement: Judgement, known: KnownDefects | None, history: H
 
 
 def _with_its_runner(defect: KnownDefect, history: History) -> KnownDefect | None:
-    """Return the entry for those of its cells whose engines run one of its model runners; None if there are none."""
+    """Return the entry, limited to the cells whose engines run a model runner that it names; None if there are none."""
     runners = {e.group: e.model_runner for e in history.run.engines if e.model_runner is not None}
     others = {c.cell for c in history.run.cells if runners.get(c.group, "V1") not in defect.model_runners}
     if not others:

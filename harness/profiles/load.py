@@ -18,7 +18,7 @@ from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
 from harness.util import json_io, yaml_io
 from harness.util.choices import nearest, same_name
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import describe_validation_error, shown
 from harness.util.paths import REPOSITORY, joined
 from harness.util.text import listed
 
@@ -150,7 +150,7 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error
     if not isinstance(raw, dict):
-        raise ProfileError(f"profile {path}: expected a mapping at the top level, found {type(raw).__name__}")
+        raise ProfileError(f"profile {path}: expected a mapping at the top level, found {shown(raw)}")
     if "sources" in raw:
         raise ProfileError(f"profile {path}: sources: unknown key; only runs record it; remove it")
     parent = raw.pop("extends", None)

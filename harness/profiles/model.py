@@ -143,11 +143,11 @@ class PromptRecipe(Strict):
     @model_validator(mode="after")
     def _has_a_number(self) -> Self:
         if self.padded and self.per_stratum is None:
-            raise ValueError("expected per_stratum, the number of prompts of each stratum, found none")
+            raise ValueError("per_stratum is missing: the number of prompts of each stratum")
         if not self.padded and (self.texts is None or self.per_stratum is not None):
-            raise ValueError("expected texts, the number of prompts, and no per_stratum beside padded: false")
+            raise ValueError("padded: false needs texts, the number of prompts, and excludes per_stratum")
         if not self.padded and (self.plain or self.echo):
-            raise ValueError("expected plain and echo beside padded texts only, found padded: false")
+            raise ValueError("padded: false excludes plain and echo")
         if self.texts is not None and self.plain > self.texts // 2:
             raise ValueError(f"expected plain of at most half of texts, {self.texts // 2}, found {self.plain}")
         return self
@@ -407,8 +407,8 @@ def _check_remembers_nothing(methods: Iterable[Method]) -> None:
             if found != 0:
                 raise ValueError(
                     f"methods: expected {_SUFFIX_CACHE}: 0 in the speculative_config of {method.kind}, found "
-                    f"{'none' if found is None else found}: suffix decoding drafts from earlier answers otherwise, so "
-                    "that acceptance depends on what was asked before"
+                    f"{'none' if found is None else found}: with it, suffix decoding drafts from earlier answers, and "
+                    "acceptance depends on what was asked before"
                 )
 
 

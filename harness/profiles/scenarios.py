@@ -157,7 +157,7 @@ class Concurrent(_Scenario):
 
 class Crowd(_Scenario):
     """Prompts that are sent cold, too, in crowds: queued while the engine that is asked first is paused, and released
-    together. Who wants many requests in a state, as statistical tests do, need not name them."""
+    together. Statistical tests, which need many requests in a state, need not name them."""
 
     kind: Literal["crowd"]
     prompts: int = Field(ge=2)

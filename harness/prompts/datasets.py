@@ -85,7 +85,7 @@ def read_texts(path: Path, column: str, turns: Turns = "first") -> Texts:
     """Read the texts of a JSON-lines (.jsonl), Parquet or plain file, which has one text a line. Raises DataError when
     it has none or is unreadable."""
     if not path.is_file():
-        raise DataError(f"--file {path}: there is no such file; correct the path")
+        raise DataError(f"{path}: there is no such file of texts; correct the path")
     if path.suffix == ".parquet":
         values = _parquet(path, column)
     elif path.suffix == ".jsonl":
@@ -173,6 +173,8 @@ def _texts(values: Sequence[Any], source: TextSource, turns: Turns) -> Texts:
         text = first_turn(value) if turns == "first" else conversation(value)
         if text is not None:
             rows.setdefault(text, number)
+    if not values:
+        raise DataError(f"{source.dataset}: expected texts, found none: it is empty; name another file or data set")
     if not rows:
         raise DataError(
             f"{source.dataset}: expected texts or lists of turns in column {source.column!r}, found none; "

@@ -26,6 +26,8 @@ from harness.util.quiet_transformers import load_transformers
 from harness.util.strict import Strict
 
 FORMAT = "kv-acceptance-harness/prompts/1"
+_BEGINNING = 500
+"""Characters of a file that say whether it is a prompt set."""
 _SHORTEST = 24
 """Assumed length in tokens of the shortest chat prompt: a template and a few words."""
 _SHORTEST_ECHO = 60
@@ -127,8 +129,8 @@ class PromptSet(Strict):
         """Raise DataError when the prompts were rendered with a different tokenizer or template, or there is none."""
         if not folder.is_dir():
             raise DataError(
-                f"tokenizer {folder}: expected the folder with which prompt set {source} is sent, found none; models "
-                "of a recorded run must be where they were: restore the folder, or record again"
+                f"tokenizer {folder}: there is no such folder, and prompt set {source} needs it; restore it (a "
+                "recorded run needs its models where they were), or record again"
             )
         for field, ours, theirs in (
             ("tokenizer", self.header.tokenizer_sha256, tokenizer_hash(folder)),
@@ -515,6 +517,15 @@ def _mixed(maker: _ProbeMaker, block_size: int) -> list[Prompt]:
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
     """Return a prompt as a row of the file."""
     return prompt.model_dump(mode="json")
+
+
+def is_prompt_set(path: Path) -> bool:
+    """Return whether a file begins as a prompt set does."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return FORMAT.rpartition("/")[0] in lines.readline(_BEGINNING)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def write_prompts(prompt_set: PromptSet, path: Path) -> None:

@@ -87,14 +87,14 @@ def next_step(history: History, judgement: Judgement) -> str:
     )
 
 
-class GoOn(NamedTuple):
-    """How a run that was not recorded in full goes on, as text and as a command; both empty where that is no help."""
+class NextStep(NamedTuple):
+    """How to complete a run that was not recorded in full, as text and as a command; both empty where nothing helps."""
 
     words: str = ""
     command: str = ""
 
 
-def go_on(history: History, judgement: Judgement) -> GoOn:
+def go_on(history: History, judgement: Judgement) -> NextStep:
     """Return how to get the evidence that a run lacks because it was interrupted or its engines broke."""
     run = history.run
     if (
@@ -103,27 +103,27 @@ def go_on(history: History, judgement: Judgement) -> GoOn:
         or run.merged is not None
         or run.mutants
     ):
-        return GoOn()
+        return NextStep()
     left = [c.cell for c in run.cells if c.state != "complete"]
     if not left or run.attached:
-        return GoOn()
+        return NextStep()
     words = f"{len(left)} of {counted(len(run.cells), 'cell')} {'is' if len(left) == 1 else 'are'} not complete"
     if run.interrupted or run.finished is None:
         if history.folder.resolve().name != run.run_id:
-            return GoOn(
+            return NextStep(
                 f"{words}; this is a copy, which cannot be resumed; go on where the run was recorded: harness run "
                 f"--resume {_recorded_in(history)}"
             )
         command = shlex.join(["harness", "run", "--resume", shown_folder(history)])
-        return GoOn(f"{words}; go on: {command}", command)
+        return NextStep(f"{words}; go on: {command}", command)
     if run.engine_flags and not run.engines:
-        return GoOn(
+        return NextStep(
             f"{words}; no engine became ready with {shlex.join(run.engine_flags)}: correct that, or leave it out"
         )
     profile = _profile(history)
     cells = [part for cell in left for part in ("--cell", cell)]
     command = shlex.join(["harness", "run", "--profile", profile, *cells, *run.engine_flags])
-    return GoOn(f"{words}; once the cause is gone, ask them again: {command}", command)
+    return NextStep(f"{words}; once the cause is gone, ask them again: {command}", command)
 
 
 def _recorded_in(history: History) -> str:

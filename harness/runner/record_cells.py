@@ -163,7 +163,7 @@ def show_rounding(
             recorder.append(observation)
     # As after re-scoring: not to be charged to what is sent next.
     session.settle()
-    reporter.line(f"rounding shown by {counted(len(prompts), 'prompt')} in {time.monotonic() - begun:.1f} s")
+    reporter.line(f"rounding measured with {counted(len(prompts), 'prompt')} in {time.monotonic() - begun:.1f} s")
 
 
 def rescore(session: EngineGroupSession, recorder: Recorder, reporter: Reporter) -> None:

@@ -91,7 +91,7 @@ def locked() -> Iterator[Path]:
         with _LOCK, _locked(folder / "ports.lock"):
             yield folder
     except OSError as error:
-        raise EngineStartError(f"expected to claim ports for engines, but that failed: {error}") from error
+        raise EngineStartError(f"cannot claim ports for engines: {error}") from error
 
 
 def _claim_range(folder: Path, ports: Sequence[int], host: str) -> None:

@@ -99,7 +99,7 @@ class SupervisedProcess:
                 pass_fds=handles,
             )
         except (OSError, ValueError) as error:
-            raise EngineStartError(f"expected to start {argv[0]}, but its supervisor cannot start: {error}") from error
+            raise EngineStartError(f"cannot start {argv[0]}: its supervisor cannot start: {error}") from error
         assert launcher.stdin is not None
         assert launcher.stdout is not None
         try:
@@ -167,7 +167,7 @@ class SupervisedProcess:
                 why = lines[0].get("failed") if lines else "its supervisor ended at once"
                 self._take(lines)
                 self.close()
-                raise EngineStartError(f"expected to start {argv[0]}, but it cannot be started: {why}")
+                raise EngineStartError(f"cannot start {argv[0]}: {why}")
             time.sleep(_POLL_S)
         self.close()
         raise EngineStartError(

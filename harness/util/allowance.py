@@ -72,5 +72,5 @@ def _read(path: Path) -> str:
 
 
 def _number(word: str) -> int | None:
-    """Return a limit; None for none, which is ``max``, -1 or nothing."""
+    """Return a limit; None where there is none (``max``, -1 or an empty word)."""
     return int(word) if word.isdigit() else None

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from harness.util.choices import nearest
+from harness.util.names import NAME_PATTERN, NAME_WORDS
 from harness.util.strict import Strict, shortened
 
 _SAID: dict[str, str] = {
@@ -51,19 +52,22 @@ def _problem(item: Mapping[str, Any], root: type[BaseModel] | None) -> str:
         return _unknown_key(item["loc"], root)
     if kind == "missing":
         return "expected this key, found none; add it"
+    if kind == "string_pattern_mismatch" and details["pattern"] == NAME_PATTERN:
+        return f"expected {NAME_WORDS}, found {shown(found)}"
     if kind in _SAID:
         value = found.get(_key(details)) if kind == "union_tag_invalid" and isinstance(found, dict) else found
-        return f"expected {_SAID[kind].format_map(details)}, found {_shown(value)}{_meant(kind, value, details)}"
+        return f"expected {_SAID[kind].format_map(details)}, found {shown(value)}{_meant(kind, value, details)}"
     text = str(item["msg"]).removeprefix(_PYTHON)
     told = "found" in text or isinstance(found, (dict, list))
-    return text if told else f"{text}, found {_shown(found)}"
+    return text if told else f"{text}, found {shown(found)}"
 
 
 def _key(details: Mapping[str, Any]) -> str:
     return str(details.get("discriminator", "")).strip("'")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value of YAML or JSON in words, without names of Python."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

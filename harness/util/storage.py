@@ -130,7 +130,7 @@ class FolderLock:
             raise storage_error(self.path, error) from error
 
     def release(self) -> None:
-        """Remove the lock and give it up; a finished run has none that a copy could be written over."""
+        """Remove the lock file and release it: a finished run must have none, which a copy of it would take along."""
         if self._fd >= 0:
             if file_lock.is_at(self.path, self._fd):
                 with contextlib.suppress(OSError):

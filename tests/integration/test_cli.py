@@ -73,12 +73,44 @@ def test_help_states_the_exit_codes():
         (["aa", "--cell", "pd-medusa"], 64, "there is no such cell"),
         (["prompts", "build", "echo", "--out", "/tmp/x"], 64, "name the tokenizer: --tokenizer DIR"),
         (["prompts", "build", "echo", "--tokenizer", "/nowhere", "--out", "/tmp/x"], 64, "tokenizer_config"),
+        (["models", "--profile", "cpu", "--cell", "pd-medusa"], 64, "there is no such cell"),
+        (["baseline", "list", "--baselines", "/nowhere"], 64, "there is no such folder; correct the path"),
     ],
 )
 def test_bad_input(arguments, code, sentence):
     found, output = run(*arguments)
     assert found == code, output
     assert sentence in output
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "sentence"),
+    [
+        ("", ["plan", "-p", "FILE"], "expected a mapping at the top level, found nothing"),
+        ("- a\n", ["plan", "-p", "FILE"], "expected a mapping at the top level, found a list"),
+        ("extends: cpu\n  bad: [\n", ["plan", "-p", "FILE"], "not allowed in this context at line 2, column 6"),
+        (
+            "extends: cpu\nname: a/../b\n",
+            ["plan", "-p", "FILE"],
+            "name: expected a name of letters, digits and . _ + ~ -",
+        ),
+        ("a file", ["prompts", "build", "copy", "--out", "FILE"], "this file exists and is no prompt set"),
+        ("a file", ["baseline", "list", "--baselines", "FILE"], "there is no such folder"),
+    ],
+)
+def test_bad_file_is_told_in_plain_words_and_left_alone(tmp_path: Path, content, arguments, sentence):
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    found, output = run(*(str(file) if word == "FILE" else word for word in arguments))
+    assert found == 64 and sentence in " ".join(output.split()), output
+    assert file.read_text() == content
+
+
+def test_a_folder_without_a_record_or_baselines_is_told(tmp_path: Path):
+    assert "there are no baselines in" in run("baseline", "list", "--baselines", str(tmp_path))[1]
+    (tmp_path / "run.json").write_text("{}")
+    code, output = run("check", str(tmp_path))
+    assert code == 64 and "it has no schema_version, so it is no record of a run" in " ".join(output.split())
 
 
 def test_plan_starts_nothing_and_names_every_cell():

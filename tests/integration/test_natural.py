@@ -371,7 +371,7 @@ def test_bad_files_are_refused(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         read_texts(tmp_path / name, "prompt")
-    with pytest.raises(DataError, match="there is no such file; correct the path"):
+    with pytest.raises(DataError, match="there is no such file of texts; correct the path"):
         read_texts(tmp_path / "nowhere.jsonl", "prompt")
 
 
@@ -440,7 +440,7 @@ def test_several_block_sizes_from_a_file_with_the_table(folder, tmp_path):
             ["natural", "--file", "x", "--dataset", "a/b", "TOKENIZER"],
             "--file and --dataset exclude each other; leave one out",
         ),
-        (["natural", "--date", "today", "TOKENIZER"], "is no day; write it as YYYY-MM-DD"),
+        (["natural", "--date", "today", "TOKENIZER"], "is not a date; write it as YYYY-MM-DD"),
         (["natural", "--turns", "last", "TOKENIZER"], "'last' is not one of 'first'"),
         (["natural", "--effect", "1", "TOKENIZER"], "--effect needs --for-profile NAME"),
         (
@@ -604,7 +604,7 @@ def test_without_a_hub_the_shipped_questions_take_the_place_of_a_data_set(tmp_pa
     source = recipe_profile(tmp_path, folder)
     code, output = forked("prompts", "build", "recipe", "--profile", source, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert code == 2, "the second model is not here"
-    assert "the data set fake/bench cannot be had" in output and "workload.recipe.file in the profile" in output
+    assert "the data set fake/bench is not available" in output and "workload.recipe.file in the profile" in output
     header = load_prompts(tmp_path / "here.jsonl").header
     assert header.source.dataset == "questions.jsonl of this project, in place of fake/bench"
 

@@ -119,9 +119,8 @@ class _Machine(NamedTuple):
             if not reasons and (self.given is not None or not too_few_to_part(plan, self.profile, inventory)):
                 return count
         raise UsageError(
-            f"--gpus: expected enough GPUs of {GPU_GIB:g} GiB for every cell, found {self.given or _MACHINES[-1]}, on "
-            f"which some do not fit ({'; '.join(reasons.values()) or 'P and D cannot be apart'}); give more, or leave "
-            "cells out"
+            f"--gpus: some cells do not fit on {self.given or _MACHINES[-1]} GPUs of {GPU_GIB:g} GiB "
+            f"({'; '.join(reasons.values()) or 'P and D cannot be apart'}); give more, or leave cells out"
         )
 
     def fits(self, cells: Sequence[Cell], gpus: int, limit_s: float) -> bool:

@@ -65,7 +65,7 @@ def _require_usable(history: History, wanted: MergeOptions) -> None:
     if why and not wanted.keep_going:
         raise UsageError(f"{history.folder}: the run {why}; run it again")
     if run.merged is not None:
-        raise UsageError(f"{history.folder}: a merged run is no part; give the parts that it was made of")
+        raise UsageError(f"{history.folder}: this is a merged run, not a part; give the parts that it was made of")
     armed = dict.fromkeys((*run.mutants, *(m for e in run.engines for m in e.mutants)))
     if armed and not wanted.armed:
         raise UsageError(

@@ -117,8 +117,8 @@ class Oracle:
             answer = self.reference.answer(prompt.ids, self._default).output_ids or ()
             if len(answer) < LONG_ENOUGH:
                 raise HandoffError(
-                    f"expected an answer of at least {LONG_ENOUGH} tokens, which a parameter changes in its midst, "
-                    f"found {len(answer)}"
+                    f"the answer has {len(answer)} tokens, and a parameter that acts in the middle of it needs at "
+                    f"least {LONG_ENOUGH}"
                 )
             variant = variant.with_answer(prompt.id, answer)
         return variant

@@ -126,7 +126,7 @@ def requests_of_others(cell: CellView, roles: Collection[str]) -> int:
 
 
 def agree_applies(cell: CellView) -> bool:
-    """Return whether there are requests whose counters are theirs: a soak counts whole rounds, and a trace may have
+    """Return whether counters can be told apart by request: a soak counts whole rounds, and a trace may have
     only requests that were given up, and the next ones."""
     config = cell.config
     if config is not None and config.may_answer_nothing:
@@ -135,8 +135,8 @@ def agree_applies(cell: CellView) -> bool:
 
 
 def _settled(cell: CellView) -> Iterator[Observation]:
-    """Yield the answers whose counters are theirs: not after, and not at once with, a request that broke or was given
-    up."""
+    """Yield the answers whose counters are not mixed with those of a request that broke or was given up, before them or
+    at the same time."""
     ordered = cell.history.in_order(cell.id)
     broken = {_stage(o) for o in ordered if o.cut_short}
     # Where it is known how far a request came that was given up, nothing of it is counted later.

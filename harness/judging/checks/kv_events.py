@@ -49,7 +49,7 @@ class ToldCache:
             for one in event.hashes:
                 self._told.discard((event.group, one))
                 if not self._held[event.group, one]:
-                    yield f"it takes out block {one}, which it has not told of, or not since it took it out before"
+                    yield f"it reports the removal of block {one}, which by its events it does not hold"
                 else:
                     self._held[event.group, one] -= 1
         else:
@@ -59,17 +59,17 @@ class ToldCache:
         size, parent = event.block_size, event.parent
         if len(event.tokens) != len(event.hashes) * size:
             yield (
-                f"it tells of {len(event.hashes)} blocks of {size} tokens with {len(event.tokens)} tokens, so that "
-                "nobody knows which block has which"
+                f"it reports {len(event.hashes)} blocks of {size} tokens with {len(event.tokens)} tokens: which block "
+                "has which is not known"
             )
             return
         if parent is not None and (event.group, parent) not in self._known:
-            yield f"it tells of blocks behind block {parent}, of which it has not told"
+            yield f"it reports blocks behind block {parent}, which it did not report"
         for at, one in enumerate(event.hashes):
             tokens = event.tokens[at * size : (at + 1) * size]
             known = self._known.setdefault((event.group, one), (parent, tokens, event.adapter))
             if known != (parent, tokens, event.adapter):
-                yield f"it gives block {one} to other tokens than before"
+                yield f"it reports block {one} with other tokens than before"
             self._held[event.group, one] += 1
             self._told.add((event.group, one))
             parent = one

@@ -83,7 +83,7 @@ def _problems(o: Observation, leg: Leg, twin: Leg | None) -> Iterator[str]:
         yield f"{stop!r} is in the answer, which ended by {leg.finish_reason} instead of stopping there"
     if isinstance(stop, str):
         if not asked:
-            yield f"expected no stop string of a request without one, found {stop!r}"
+            yield f"the answer stopped at {stop!r}, though the request has no stop string"
         if stop not in own:
             yield f"expected the stop string {stop!r} in the text of the tokens, found none"
         before, string, _ = own.partition(stop)

@@ -24,7 +24,8 @@ def test_the_cells_that_are_missing_are_named_in_a_command(capsys):
         "none: 86 prompts: b/none.json",
         "  new: 86 prompts",
         f"single-eagle3: no baseline was recorded: {why}; 12 of 86 prompts answered",
-        f"single-none: no noise (A/A) was measured, its repetition is not complete: {why}; 3 of 86 prompts answered",
+        f"single-none: A/A noise was not measured, because the repetition is incomplete: {why}; "
+        "3 of 86 prompts answered",
         "next: harness baseline record -p cpu -c single-eagle3 -c single-none --baselines b",
     ]
     _print_made(NewBaselines(made.recorded, {}, {}), "cpu", [])

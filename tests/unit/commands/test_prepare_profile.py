@@ -37,7 +37,7 @@ def test_a_failed_download_names_the_way_without_a_hub(tmp_path, monkeypatch):
 def test_a_step_without_another_way_names_none(monkeypatch):
     monkeypatch.setattr(prepare_profile, "next_step", lambda *_: PrepareStep("record", ("baseline", "record")))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
-    with pytest.raises(EnvironmentFault, match=r"failed \(exit code 2\); put right what it says$"):
+    with pytest.raises(EnvironmentFault, match=r"failed \(exit code 2\); fix what it reports$"):
         make_missing("cpu", lambda _: None)
 
 

@@ -196,6 +196,7 @@ def test_a_server_with_a_key_is_asked_with_it():
     [
         "ftp://x",
         "10.0.0.7:8000",
+        "nonsense",
         "http://x/v1",
         "http://x?a=b",
         "http://x:abc",

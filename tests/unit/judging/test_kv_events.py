@@ -48,12 +48,12 @@ def test_what_is_right_is_not_found_fault_with():
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ([removed("h0")], "takes out block h0, which it has not told of"),
-        ([*WHOLE, CLEARED, removed("h0")], "takes out block h0"),
-        ([stored("h2", parent="h1")], "behind block h1, of which it has not told"),
+        ([removed("h0")], "the removal of block h0, which by its events it does not hold"),
+        ([*WHOLE, CLEARED, removed("h0")], "the removal of block h0"),
+        ([stored("h2", parent="h1")], "behind block h1, which it did not report"),
         ([stored("h0", "h1", tokens=TOKENS[:SIZE])], "2 blocks of 32 tokens with 32 tokens"),
-        ([*WHOLE, stored("h0", tokens=TOKENS[1 : SIZE + 1])], "gives block h0 to other tokens than before"),
-        ([*WHOLE, stored("h0", adapter="a")], "gives block h0 to other tokens than before"),
+        ([*WHOLE, stored("h0", tokens=TOKENS[1 : SIZE + 1])], "reports block h0 with other tokens than before"),
+        ([*WHOLE, stored("h0", adapter="a")], "reports block h0 with other tokens than before"),
         (
             [*WHOLE, *(stored(f"h{n}", tokens=TOKENS[:SIZE]) for n in range(10, 16))],
             "holds 9 blocks, and its pool has 8",

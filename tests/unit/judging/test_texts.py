@@ -25,7 +25,7 @@ def test_the_text_of_right_answers_passes():
     [
         ({"text": "w1"}, "the text is not that of its tokens"),
         ({"text": ""}, "the text is not that of its tokens"),
-        ({"stop_reason": "wx"}, "expected no stop string of a request without one"),
+        ({"stop_reason": "wx"}, "though the request has no stop string"),
         ({"stop_reason": 7}, "expected the answer to end with its stop token 7"),
         ({"stop_reason": 7, "finish_reason": "length"}, "7 is in the answer, which ended by length"),
         ({"text": "x", "own_text": "x"}, "the same tokens have another text than on the plain engine"),
