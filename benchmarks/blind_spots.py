@@ -317,6 +317,8 @@ def _try(
     fresh = [session.observe(work.cell, item.prompt, "ids", i) for i, item in enumerate(work.items)]
     applied = damage.done
     damage.set({})
+    # An engine notes how a request has ended in its next step.
+    session.observe(work.cell, work.items[0].prompt, "ids", len(work.items))
     others = tuple(o for o in control.observations if o.cell != work.cell.id)
     history = History(folder=control.folder, run=control.run, observations=(*fresh, *others), own=True)
     findings = [
