@@ -37,9 +37,9 @@ class HitEdge(NamedTuple):
     def at(self) -> str:
         numbers = f"{{{', '.join(map(str, sorted(self.numbers)))}}}"
         if self.of == "hit":
-            return f"no hit in a prefix cache has a length in {numbers}, where {self.words}"
-        what = "prompt of N tokens is hit as a whole" if self.of == "prompt" else "prompt is hit in its first N tokens"
-        return f"no {what} in a prefix cache with N mod {self.block_size} in {numbers}, where {self.words}"
+            return f"no prefix hit has N tokens with N in {numbers}, where {self.words}"
+        what = "a whole prompt of N tokens" if self.of == "prompt" else "the first N tokens of a prompt"
+        return f"no prefix hit on {what} has N mod {self.block_size} in {numbers}, where {self.words}"
 
 
 class _Hit(NamedTuple):
@@ -84,16 +84,16 @@ def hit_edges_of(profile: Profile, cell: Cell) -> Iterator[HitEdge]:
     left = _left_to_d(profile, cell)
     for engine in _engines(profile, cell):
         size = engine.block_size
-        beginning = "it is a whole number of blocks, one token less or one more"
+        beginning = "they are whole blocks, one token less or one more"
         yield HitEdge(engine.role, "beginning", around(0, size), size, beginning)
-        leaves = "the hit leaves a token, a block or a token less"
+        leaves = "it leaves one token, a whole block or one token less than that to compute"
         fetched = around(left, size) if engine.role == "decode" and left else frozenset[int]()
-        words = f"{leaves}, or D nothing to fetch" if fetched else leaves
+        words = f"{leaves}, or D has nothing to fetch" if fetched else leaves
         yield HitEdge(engine.role, "prompt", around(0, size) | fetched, size, words)
         for window in windows_in(target, cell.method, profile.engine.extra_args):
             if window is not None:
                 last = (window - 2 + size) // size * size
-                words = f"a window of {window} still begins in the first block, and does no longer"
+                words = f"a window of {window} begins in the first block for the last time, and in the second one"
                 yield HitEdge(engine.role, "hit", frozenset({last, last + size}), size, words)
 
 
