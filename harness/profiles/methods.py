@@ -288,7 +288,7 @@ class OtherMethod(_Speculative):
         config, method = self.speculative_config, self.vllm_method
         if self.kind in _TAKEN or self.kind.endswith("-router"):
             taken = ", ".join(_TAKEN)
-            yield f"kind: {self.kind} cannot name a method; take a name without -router at its end, and none of {taken}"
+            yield f"kind: {self.kind} cannot name a method; names end in no -router and are none of {taken}"
         for key in config.keys() & _NOT_IN_CONFIG.keys():
             yield f"speculative_config: expected no {key}, found {config[key]!r}; {_NOT_IN_CONFIG[key]}"
         if method == "custom_class":

@@ -210,7 +210,7 @@ def test_a_cut_prompt_with_a_parameter_is_asked_by_ids_with_that_of_its_own_answ
     assert subject.max_tokens == 32
     stop = oracle._with_known_answer(with_a_parameter("stop-at-cap")).subject
     assert stop.max_tokens == 25 // 2 + 1
-    with pytest.raises(HandoffError, match="at least 12 tokens"):
+    with pytest.raises(HandoffError, match="needs at least 12"):
         oracle._with_known_answer(with_a_parameter(length=8))
 
 

@@ -46,7 +46,7 @@ def test_a_variable_is_set_before_anything_that_may_read_it_is_imported():
     ("arguments", "variables", "words"),
     [
         (["my-flag"], [], "--engine-arg 'my-flag': expected --NAME or --NAME=VALUE"),
-        (["router:--x"], [], "for some engines with single:, prefill:, decode: before it"),
+        (["router:--x"], [], "for some of the engines, with one of single:, prefill:, decode: before it"),
         ([], ["NAME"], "--engine-env 'NAME': expected NAME=VALUE"),
         ([], ["1X=2"], "expected NAME=VALUE"),
     ],

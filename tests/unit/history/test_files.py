@@ -113,7 +113,7 @@ def test_other_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="rendered with a different tokenizer"):
         load_prompts(PROMPTS).check_tokenizer(tmp_path, PROMPTS)
-    with pytest.raises(DataError, match="found none; models of a recorded run must be where they were"):
+    with pytest.raises(DataError, match="needs it; restore it"):
         load_prompts(PROMPTS).check_tokenizer(tmp_path / "moved", PROMPTS)
 
 
@@ -163,7 +163,7 @@ def test_other_folders_are_no_runs(tmp_path):
     with pytest.raises(NotARunError, match="no such folder"):
         load_history(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(DataError, match="expected an object, found list"):
+    with pytest.raises(DataError, match="expected an object, found an empty list"):
         load_history(tmp_path)
 
 

@@ -151,11 +151,17 @@ def test_run_of_an_earlier_schema_is_judged(tmp_path, schema):
     assert verdict(tmp_path) is Verdict.PASS
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3, 99, None, "6"])
+@pytest.mark.parametrize("schema", [1, 2, 3, 99, "6"])
 def test_run_of_an_unknown_schema_is_refused_with_what_to_do(tmp_path, schema):
     recorded(tmp_path)
     reseal(tmp_path, lambda r: r.update(schema_version=schema))
     refused(f"expected history schema 4 to 6, found {schema!r}; use the harness version", tmp_path)
+
+
+def test_run_without_a_schema_is_refused_with_what_to_do(tmp_path):
+    recorded(tmp_path)
+    reseal(tmp_path, lambda r: r.update(schema_version=None))
+    refused("it has no schema_version, so it is no record of a run; correct the path", tmp_path)
 
 
 @pytest.mark.parametrize(

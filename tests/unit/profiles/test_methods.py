@@ -88,8 +88,11 @@ def test_identities_of_the_short_forms_have_no_new_key(kind):
         ({"kind": "ngram"}, "expected none, eagle3, dflash, mtp, or a name of your own with speculative_config"),
         ({**NGRAM, "num_speculative_tokens": 0}, "expected a number of at least 1, found 0"),
         ({"kind": "ngram", "speculative_config": {}}, "num_speculative_tokens: expected this key, found none"),
-        ({**NGRAM, "kind": "none"}, "kind: expected a name that is none of none, target, tokenizer"),
-        ({**NGRAM, "kind": "ngram-router"}, "no -router at its end, found ngram-router"),
+        (
+            {**NGRAM, "kind": "none"},
+            "kind: none cannot name a method; names end in no -router and are none of none, target, tokenizer",
+        ),
+        ({**NGRAM, "kind": "ngram-router"}, "kind: ngram-router cannot name a method"),
         ({**NGRAM, "kind": "n/gram"}, "kind: expected text of the form"),
         ({**NGRAM, "drafter": EAGLE3}, "expected no `drafter`, since ngram drafts without a model"),
         ({**NGRAM, "kind": "mine"}, "expected `method`, the method of vLLM that mine stands for"),

@@ -81,7 +81,7 @@ def test_engines_that_nothing_is_to_hit_lack_nothing():
 def test_a_plan_names_what_it_lacks_by_engine():
     lines = _missed_hits(prepare("cpu", ["pd-none", "single-none"], ["prefix-hit", "prefix-hit-on-p"]))
     assert lines[0] == (
-        "no prefix hit on the first N tokens of a prompt has N mod 32 in {1, 31}, where they are whole blocks, one token "
-        "less or one more: pd-none (P, D), single-none"
+        "no prefix hit on the first N tokens of a prompt has N mod 32 in {1, 31}, where they are whole blocks, one "
+        "token less or one more: pd-none (P, D), single-none"
     )
     assert len(lines) == 2
