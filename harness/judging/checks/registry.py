@@ -270,10 +270,10 @@ def judge_cells(
     evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
 ) -> tuple[CellVerdict, ...]:
     """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
-    tests = run_registered_tests(evidence, stages, cells)
     most = most_listed(sum(1 for _ in evidence.views()))
     views = (view for view in evidence.views() if cells is None or view.id in cells)
     with collector_paused():
+        tests = run_registered_tests(evidence, stages, cells)
         return tuple(listed(judge_cell(view, tests), most) for view in collected_seldom(views, _VIEWS_BETWEEN))
 
 
