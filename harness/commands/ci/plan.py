@@ -125,17 +125,23 @@ class _Machine(NamedTuple):
 
     def fits(self, cells: Sequence[Cell], gpus: int, limit_s: float) -> bool:
         """Return whether the cells take no longer. Many take too long in whatever order."""
-        least = least_s(self._jobs(cells, gpus), assumed_gpus(gpus).devices) if gpus else 0.0
-        return (1 + self.record) * least <= limit_s + _EVEN_S and self.seconds(cells, gpus) <= limit_s
+        jobs = self._jobs(cells, gpus) if gpus else ()
+        least = least_s(jobs, assumed_gpus(gpus).devices) if gpus else 0.0
+        return self._times * least <= limit_s + _EVEN_S and self._seconds(cells, gpus, jobs) <= limit_s
 
     def seconds(self, cells: Sequence[Cell], gpus: int) -> float:
         """Return the expected seconds; groups of engines run at the same time where there are GPUs for them."""
+        return self._seconds(cells, gpus, self._jobs(cells, gpus) if gpus else ())
+
+    def _seconds(self, cells: Sequence[Cell], gpus: int, jobs: Sequence[Job]) -> float:
         if gpus:
-            seconds = simulate(self._jobs(cells, gpus), assumed_gpus(gpus).devices).makespan_s
-        else:
-            seconds = expected_s(make_plan(self.profile, cells), [self.works[c.id] for c in cells])
-        # For baselines everything is asked twice.
-        return (1 + self.record) * seconds
+            return self._times * simulate(jobs, assumed_gpus(gpus).devices).makespan_s
+        return self._times * expected_s(make_plan(self.profile, cells), [self.works[c.id] for c in cells])
+
+    @property
+    def _times(self) -> int:
+        """How often everything is asked: for baselines twice."""
+        return 1 + self.record
 
     def step(self, name: str, cells: Sequence[Cell], gpus: int) -> MachineStep:
         seconds = self.seconds(cells, gpus)
