@@ -61,7 +61,7 @@ class _Known(NamedTuple):
     """How many of them it would find if the prompt were asked again, but for those that it computes again."""
 
 
-class _Engine(NamedTuple):
+class _PrefixCached(NamedTuple):
     """An engine of a cell, by what its prefix cache depends on."""
 
     role: LegRole
@@ -119,7 +119,7 @@ def _number(edge: HitEdge, hit: _Hit) -> int | None:
     return hit.length % edge.block_size if hit.whole == (edge.of == "prompt") else None
 
 
-def _engines(profile: Profile, cell: Cell) -> list[_Engine]:
+def _engines(profile: Profile, cell: Cell) -> list[_PrefixCached]:
     """Return the engines of a cell that have a prefix cache."""
     method = cell.method
     roles: tuple[LegRole, ...] = ("prefill", "decode") if cell.topology == "pd" else ("single",)
@@ -132,7 +132,7 @@ def _engines(profile: Profile, cell: Cell) -> list[_Engine]:
             left = _left_to_d(profile, cell) if role == "prefill" else 0
             kept = settings.prefix_cache_retention == settings.block_size
             one_state = recurrent(target_config(profile)) and not kept
-            found.append(_Engine(role, settings.block_size, left, unverified, dropped, one_state))
+            found.append(_PrefixCached(role, settings.block_size, left, unverified, dropped, one_state))
     return found
 
 
@@ -141,7 +141,7 @@ def _left_to_d(profile: Profile, cell: Cell) -> int:
     return held_back(recurrent(target_config(profile)), cell.method.draft_tokens, modules)
 
 
-def _hits(profile: Profile, work: CellWork, engine: _Engine) -> Iterator[_Hit]:
+def _hits(profile: Profile, work: CellWork, engine: _PrefixCached) -> Iterator[_Hit]:
     """Yield what an engine is to find of the prompts of a cell's scenarios, by what it has computed in earlier stages
     of the same script."""
     evicting = {s.id for s in profile.scenarios if s.evicts or s.kind == "given-back"}
@@ -164,7 +164,7 @@ def _cache(send: Send) -> tuple[str, str, bool]:
     return send.group, send.adapter, send.unsalted
 
 
-def _hit(engine: _Engine, send: Send, known: Sequence[_Known]) -> _Hit | None:
+def _hit(engine: _PrefixCached, send: Send, known: Sequence[_Known]) -> _Hit | None:
     asked, size = _prompt(engine, send), engine.block_size
     limit = (len(asked) - 1) // size * size
     common = [common_prefix(one.tokens, asked) for one in known]
@@ -179,12 +179,12 @@ def _hit(engine: _Engine, send: Send, known: Sequence[_Known]) -> _Hit | None:
     return _Hit(len(asked) if whole else kept, whole, tokens) if tokens > 0 else None
 
 
-def _prompt(engine: _Engine, send: Send) -> Sequence[int]:
+def _prompt(engine: _PrefixCached, send: Send) -> Sequence[int]:
     """Return what an engine is asked for of a prompt: P all but what it leaves to D, where it hands it over."""
     return send.prompt.ids[: len(send.prompt.ids) - (engine.left if send.route == "cell" else 0)]
 
 
-def _computed(profile: Profile, engine: _Engine, send: Send) -> Sequence[int]:
+def _computed(profile: Profile, engine: _PrefixCached, send: Send) -> Sequence[int]:
     """Return the tokens that an engine computes for a request: of an answer those that are known before."""
     ids = _prompt(engine, send)
     answers = engine.role != "prefill" or send.route in OF_P_ALONE
