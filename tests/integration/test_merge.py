@@ -600,7 +600,7 @@ def test_logs_of_a_killed_part_are_merged_without_secrets(tmp_path, folders):
         (lambda r: r.update(finished=None), "it was killed"),
         (lambda r: r.update(schema_version=99), "expected history schema"),
         (lambda r: r.update(cells=r["cells"] * 2), "stands there 2 times"),
-        (lambda r: r.update(merged={"parts": []}), "a merged run is no part"),
+        (lambda r: r.update(merged={"parts": []}), "this is a merged run, not a part"),
         (lambda r: r.pop("cells"), "is damaged"),
         (lambda r: r.update(hardware=7), "is damaged"),
     ],
