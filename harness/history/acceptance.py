@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from harness.history.records import Leg, Speculation
+from harness.history.records import Leg
 
 
 class Steps(NamedTuple):
@@ -71,7 +71,7 @@ def _read_steps(leg: Leg) -> Steps | None:
         return None
     accepted = spec.per_step_accepted
     drafted = spec.per_step_drafted if spec.up_to and len(spec.per_step_drafted) == len(accepted) else None
-    if not accepted or accepted[0] != 0 or not _may_be_padded(leg, spec):
+    if not accepted or accepted[0] != 0 or not may_be_padded(leg):
         return Steps(accepted, padded=False, certain=True, drafted=drafted)
     if drafted is not None:
         padded = drafted[0] == max(drafted)
@@ -83,7 +83,7 @@ def _read_steps(leg: Leg) -> Steps | None:
     return Steps(accepted[1:], padded=True, certain=last < surplus)
 
 
-def _may_be_padded(leg: Leg, spec: Speculation) -> bool:
+def may_be_padded(leg: Leg) -> bool:
     """Return whether the engine had a single token of the prompt left to compute, which is when vLLM pads.
 
     D counts the token that it computes after an ordinary hand-off as one from outside, as P does after it has read a
@@ -92,7 +92,8 @@ def _may_be_padded(leg: Leg, spec: Speculation) -> bool:
     """
     computed = leg.counters.get("prompt_tokens_local_compute", 0)
     received = leg.role == "decode" or leg.external_tokens > 0
-    return computed == 1 or (computed == 0 and received and spec.may_pad)
+    may_pad = leg.speculation is not None and leg.speculation.may_pad
+    return computed == 1 or (computed == 0 and received and may_pad)
 
 
 def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ from harness.history.acceptance import (
     begun_before,
     by_step,
     counts_of_steps,
+    may_be_padded,
     pool,
     pool_counts,
     real_steps,
@@ -251,17 +252,18 @@ def _with_a_parameter(cell: CellView, twins: Mapping[str, Answer]) -> CheckResul
         if not _drafted_otherwise(o) or leg.ended_by_text:
             continue
         twin = twins.get(key)
-        ours, theirs = (_accepted(one) for one in (leg, twin.leg if twin is not None else None))
-        if theirs is None:
+        ours, theirs = (_accepted_readings(one) for one in (leg, twin.leg if twin is not None else None))
+        if not theirs:
             findings.append(_no_reference(cell, name, o, f"{cell.name.single} of this run"))
             continue
         judged += 1
-        if ours != theirs and not (slack and ours is not None and _close(ours, theirs, slack)):
-            more = ours is not None and sum(ours) > sum(theirs)
+        pairs = [(mine, other) for mine in ours for other in theirs]
+        if not any(mine == other or (slack and _close(mine, other, slack)) for mine, other in pairs):
+            more = bool(ours) and sum(ours[0]) > sum(theirs[0])
             verdict, damage = _attribute(cell, name, more, together=False)
             message = (
                 f"expected the accepted drafts of {cell.name.single} of this run with the same {_named(o)}, "
-                f"{list(theirs[:_SHOWN])}, found {'none' if ours is None else list(ours[:_SHOWN])}"
+                f"{list(theirs[-1][:_SHOWN])}, found {list(ours[-1][:_SHOWN]) if ours else 'none'}"
             )
             findings.append(cell.finding(name, verdict, damage, message, o))
     return conclude(name, cell.id, judged, findings)
@@ -278,12 +280,16 @@ def _named(o: Observation) -> str:
     return "grammar" if o.drafts_filtered else "parameter"
 
 
-def _accepted(leg: Leg | None) -> tuple[int, ...] | None:
-    """Return the accepted drafts of each step, without a first one that is empty, as that after a hand-off may be."""
+def _accepted_readings(leg: Leg | None) -> tuple[tuple[int, ...], ...]:
+    """Return the accepted drafts of each step, and the same without a first step that may be padded: where a parameter
+    leaves steps without drafts, the counts do not tell. Nothing without acceptance metrics."""
     steps = real_steps(leg) if leg is not None else None
-    if steps is None:
-        return None
-    return steps.accepted[1:] if steps.accepted[:1] == (0,) else steps.accepted
+    if leg is None or leg.speculation is None or steps is None:
+        return ()
+    every = leg.speculation.per_step_accepted
+    if steps.padded:
+        return (steps.accepted,) if steps.certain else (every, steps.accepted)
+    return (every, every[1:]) if every[:1] == (0,) and may_be_padded(leg) else (every,)
 
 
 def acceptance_baseline(cell: CellView) -> CheckResult:

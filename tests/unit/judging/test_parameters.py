@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.history.records import Failure, Sibling
+from harness.history.records import Failure, Sibling, Speculation
 from harness.history.verdict import Verdict
+from harness.judging.checks.drafting import acceptance_single
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import CHECKS, judge_cell
 from harness.judging.checks.responses import complete, finish_reason, response_invariants
@@ -48,6 +49,34 @@ def test_another_answer_than_the_plain_engines_is_a_regression():
     result = tokens_reference(made)
     assert result.verdict is Verdict.REGRESSION and "output token 3" in result.findings[0].message
     assert result.findings[0].damage == "sampler", "it has read no KV but its own"
+
+
+def drafted(cell: str, accepted: tuple[int, ...]):
+    """An answer whose grammar leaves most steps without drafts, so that the counts do not tell which is padded."""
+    drafts = Speculation(
+        per_step_accepted=accepted,
+        per_step_drafted=(3,) * len(accepted),
+        num_steps=len(accepted),
+        num_drafted=3 * len(accepted),
+        num_accepted=sum(accepted),
+    )
+    return asked(cell, "regex", output_ids=tuple(range(7, 18)), speculation=drafts)
+
+
+@pytest.mark.parametrize(
+    ("pair", "single", "verdict"),
+    [
+        ((0, 0, 0, 1), (0, 0, 1), Verdict.PASS),
+        ((0, 3), (3,), Verdict.PASS),
+        ((0, 0, 1), (0, 0, 1), Verdict.PASS),
+        ((0, 0, 1), (1, 0, 1), Verdict.REGRESSION),
+        ((0, 0, 0, 1), (0, 1), Verdict.REGRESSION),
+    ],
+)
+def test_a_first_step_without_accepted_drafts_is_left_out_where_it_may_be_padded(pair, single, verdict):
+    """Of the single engine it is a step like any other."""
+    made = seen(drafted("pd-eagle3", pair), drafted("single-eagle3", single), cell="pd-eagle3")
+    assert acceptance_single(made).verdict is verdict
 
 
 @pytest.mark.parametrize(
