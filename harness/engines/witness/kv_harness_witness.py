@@ -45,7 +45,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -63,6 +63,8 @@ OUTLINE = 2
 _NULL_BLOCK = 0
 _AT_ONCE = 4096
 """Tokens that are read at a time, a multiple of a cell: so many of a layer are copied on the device."""
+_ELEMENTS = 2**22
+"""Elements of several layers that are copied and read together."""
 _MOST_KEPT = 8192
 """Blocks whose content is remembered until they are hit or filled anew, those of the latest requests."""
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
@@ -430,32 +432,72 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, list[Any],
     import torch
 
     cells = len(places) // CELL
-    digests, sketches = [], []
+    count = 2 * len(group.layers)
+    digests: list[Any] = []
+    sketches: list[Any] = []
     marks = [torch.zeros(len(places), dtype=torch.int64) for _ in range(2)]
     outlines = [torch.zeros((len(places), OUTLINE)) for _ in range(2)]
-    for number, layer in enumerate(group.layers):
-        device = layer.cache.device
-        size = layer.places.shape[1]
-        pages = layer.cache[(places // size).to(device)].reshape(len(places), -1)
-        elements = layer.places[:, (places % size).to(device)]
-        for kind in range(2):
-            raw = pages.gather(1, elements[kind].reshape(len(places), -1)).reshape(len(places), layer.heads, -1)
-            raw = torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
-            sums = _sums(raw, layer.first_head)
-            digests.append((sums.reshape(cells, CELL, -1) * _factors(CELL, 7, device)[None, :, None]).sum(1))
-            rows = _projected(raw.view(layer.numbers), layer.first_head)
-            sketches.append((rows.reshape(cells, CELL, SKETCH) * _signs(CELL, 9, device)).sum(1).to(torch.float16))
-            tensor = 2 * number + kind
-            share = sums.sum(1) * _factors(2 * len(group.layers), 11, device)[tensor]
-            marks[layer.drafter] = marks[layer.drafter].to(device) + share
-            # Layers that are alike do not add up.
-            lines = rows[:, :OUTLINE] * _signs(2 * len(group.layers), 19, device)[tensor, :OUTLINE]
-            outlines[layer.drafter] = outlines[layer.drafter].to(device) + lines
+    for layers in _alike(group.layers, len(places)):
+        first, device = layers[0], layers[0].cache.device
+        raw = torch.stack([_content(layer, places, counted) for layer in layers]).flatten(0, 2)
+        sums = _sums(raw, first.first_head).reshape(2 * len(layers), len(places), -1)
+        digests.append((sums.reshape(len(sums), cells, CELL, -1) * _factors(CELL, 7, device)[:, None]).sum(2))
+        rows = _projected(raw.view(first.numbers), first.first_head).reshape(len(sums), len(places), SKETCH)
+        of_cells = rows.reshape(len(sums), cells, CELL, SKETCH) * _signs(CELL, 9, device)
+        sketches.append(of_cells.sum(2).to(torch.float16))
+        tensors = slice(sum(map(len, digests[:-1])), sum(map(len, digests)))
+        share = sums.sum(-1) * _factors(count, 11, device)[tensors, None]
+        marks[first.drafter] = marks[first.drafter].to(device) + share.sum(0)
+        # Layers that are alike do not add up.
+        lines = rows[..., :OUTLINE] * _signs(count, 19, device)[tensors, None, :OUTLINE]
+        outlines[first.drafter] = outlines[first.drafter].to(device) + lines.sum(0)
     shape = (len(group.layers), 2, cells, -1)
     # As large as one number of the KV, for which half precision has room.
     numbers = [sum(2 * x.places[0, 0].numel() for x in group.layers if x.drafter is owner) for owner in (False, True)]
     scaled = [(o / max(1, n) ** 0.5).to(torch.float16) for o, n in zip(outlines, numbers, strict=True)]
-    return torch.stack(digests).reshape(shape), torch.stack(sketches).reshape(shape), marks, scaled
+    return torch.cat(digests).reshape(shape), torch.cat(sketches).reshape(shape), marks, scaled
+
+
+def _alike(layers: Sequence[Layer], tokens: int) -> Iterator[list[Layer]]:
+    """Yield the layers of a group, those in a row that are alike together: a step waits for each operation, however
+    little it has to do. Not more of them than ``_ELEMENTS`` allow, and at least one."""
+    some: list[Layer] = []
+    for layer in layers:
+        room = max(1, _ELEMENTS // max(1, tokens * 2 * layer.places[0, 0].numel()))
+        if some and (len(some) >= room or _kind(layer) != _kind(some[0])):
+            yield some
+            some = []
+        some.append(layer)
+    if some:
+        yield some
+
+
+def _kind(layer: Layer) -> tuple[Any, ...]:
+    return (
+        layer.drafter,
+        layer.first_head,
+        layer.heads,
+        layer.numbers,
+        layer.cache.dtype,
+        layer.cache.device,
+        layer.places.shape[2:],
+    )
+
+
+def _content(layer: Layer, places: Any, counted: Any) -> Any:
+    """Return the keys and values of tokens, without those that do not count: [2, tokens, heads, elements]."""
+    import torch
+
+    device = layer.cache.device
+    size = layer.places.shape[1]
+    # Each block is copied once, not for each of its tokens. Which ones is found where ``places`` are: nothing waits for
+    # the device.
+    held, of_token = torch.unique(places // size, return_inverse=True)
+    blocks = layer.cache[held.to(device)].reshape(len(held), -1)
+    elements = layer.places[:, (places % size).to(device)].reshape(2, len(places), -1)
+    at = of_token.to(device)[:, None] * blocks.shape[1] + elements
+    raw = blocks.reshape(-1)[at].reshape(2, len(places), layer.heads, -1)
+    return torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
 
 
 def _of_group(received: Sequence[Sequence[int]] | None, group: int) -> set[int]:
