@@ -2,9 +2,9 @@
 $reported
     python $file      # of the environment that has vLLM, and NIXL where there are two servers
 
-starts the servers below, sends them the requests below and compares the answers with the right ones. Exit code 1: the
-defect shows. 0: it does not. 2: that cannot be told, and why. Nothing is fetched; servers listen on loopback and end
-with this program. To start one by hand, export the variables and copy its command. Seen with vLLM $vllm.
+starts the servers below, sends them the requests, and compares the answers with the right ones. Exit code 1: the defect
+shows; 0: it does not; 2: that cannot be told, and why. Nothing is fetched; servers listen on loopback and end with it.
+To start one by hand, export the variables and copy its command. Seen with vLLM $vllm.
 """
 
 import contextlib
@@ -285,8 +285,7 @@ def main() -> int:
         return attempt()
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
-            why = error if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            say(f"cannot tell: {why}")
+            say(f"cannot tell: {error if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'}")
         return 2
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
