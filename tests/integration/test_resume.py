@@ -35,7 +35,7 @@ from harness.workload.prepare import prepare
 from tests.support.builders import change_final, garbled, history, observation
 from tests.support.engines import ENVIRONMENT
 from tests.support.fake_answers import perform, score
-from tests.support.fake_session import FakeSession
+from tests.support.fake_session import FakeSession, stand_in
 from tests.support.reseal import reseal
 from tests.support.run_files import all_lines, answers, scores
 
@@ -83,7 +83,7 @@ def engines(monkeypatch) -> Engines:
     made = Engines()
     FakeSession.reset()
     FakeSession.ready_seconds = 1.0
-    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    stand_in(monkeypatch)
     # One after the other, so that it is known what was asked before a run is killed.
     monkeypatch.setattr(harness.runner.groups, "all_at_once", lambda jobs, _devices: jobs)
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", made.run_cell)

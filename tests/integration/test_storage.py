@@ -34,7 +34,7 @@ from harness.util.storage import LOCK, FolderLock, LineFile
 from harness.workload.prepare import prepare
 from tests.support.builders import history, observation, written_run
 from tests.support.engines import ENVIRONMENT
-from tests.support.fake_session import FakeSession
+from tests.support.fake_session import FakeSession, stand_in
 from tests.support.run_files import answers
 
 
@@ -162,7 +162,7 @@ def fill(session: FakeSession, work, recorder: Recorder, _reporter) -> None:
 @pytest.fixture
 def faked(monkeypatch) -> None:
     FakeSession.reset()
-    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    stand_in(monkeypatch)
     monkeypatch.setattr(harness.engines.environment, "inspect_environment", lambda _: ENVIRONMENT)
     monkeypatch.setattr(harness.engines.environment, "need_build", lambda *_: None)
 

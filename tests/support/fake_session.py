@@ -8,6 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
+import harness.engines.inventory
+import harness.runner.groups
 from harness.errors import EngineDiedError
 from tests.support.builders import engine
 
@@ -84,3 +88,9 @@ class FakeSession:
 
     def records(self):
         return [engine(self.group.id, role) for role in self.group.roles]
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fake stand for sessions, on cores of which no test beside this one has any."""
+    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    monkeypatch.setattr(harness.engines.inventory, "claimed", lambda _: [])

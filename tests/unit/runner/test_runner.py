@@ -42,7 +42,7 @@ from harness.util.signals import interrupt
 from harness.workload.prepare import Prepared, prepare
 from tests.support.builders import extending, observation
 from tests.support.engines import ENVIRONMENT, session_of
-from tests.support.fake_session import FakeSession
+from tests.support.fake_session import FakeSession, stand_in
 
 RUN_CELL = harness.runner.record_cells.run_cell
 
@@ -129,7 +129,7 @@ class FakeExecutor:
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr(harness.runner.groups, "EngineGroupSession", FakeSession)
+    stand_in(monkeypatch)
     monkeypatch.setattr(harness.runner.record_cells, "run_cell", fake_cell)
     monkeypatch.setattr(harness.runner.record_cells, "rescore", lambda *_: None)
     FakeSession.reset()
