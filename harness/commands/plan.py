@@ -98,10 +98,7 @@ def _missed_edges(prepared: Prepared) -> list[str]:
             residues = ", ".join(map(str, sorted(edge.residues)))
             at = f"N mod {part.engine.block_size} in {{{residues}}}, where {edge.words}"
             by_words.setdefault(at, []).append(work.cell.id)
-    return [
-        f"no prompt of N tokens is handed over with {at}: {', '.join(cells[:6])}{' …' if len(cells) > 6 else ''}"
-        for at, cells in by_words.items()
-    ]
+    return [f"no prompt of N tokens is handed over with {at}: {_first_of(cells)}" for at, cells in by_words.items()]
 
 
 def _missed_hits(prepared: Prepared) -> list[str]:
@@ -114,8 +111,12 @@ def _missed_hits(prepared: Prepared) -> list[str]:
     lines = []
     for at, cells in by_words.items():
         named = [f"{cell} ({', '.join(sides)})" if all(sides) else cell for cell, sides in cells.items()]
-        lines.append(f"{at}: {', '.join(named[:6])}{' …' if len(named) > 6 else ''}")
+        lines.append(f"{at}: {_first_of(named)}")
     return lines
+
+
+def _first_of(cells: Sequence[str]) -> str:
+    return f"{', '.join(cells[:6])}{' …' if len(cells) > 6 else ''}"
 
 
 def _engines(prepared: Prepared) -> Table:
@@ -448,9 +449,7 @@ def _blind(found: Sensitivity) -> list[str]:
     if not blind:
         return []
     lines = [
-        f"{counted(len(cells), 'cell')} cannot show {what} with these prompts and will be UNKNOWN: "
-        + ", ".join(cells[:6])
-        + (" …" if len(cells) > 6 else "")
+        f"{counted(len(cells), 'cell')} cannot show {what} with these prompts and will be UNKNOWN: {_first_of(cells)}"
         for what, cells in blind.items()
     ]
     assumed = any(r.noise is not None and not r.noise.measured for r in found.rows)

@@ -111,10 +111,8 @@ class History(Strict):
         """Return observations of a cell by key (cold ones: by prompt id); of duplicate keys the last one counts. The
         result is shared, and not to be changed."""
         rows = self.of_cell(cell)
-        if ("by key", form, scenario) not in rows.found:
-            rows.found["by key", form, scenario] = {o.key: o for o in rows.by_place.get((form, scenario), ())}
-        found: dict[str, Observation] = rows.found["by key", form, scenario]
-        return found
+        asked = rows.by_place.get((form, scenario), ())
+        return rows.once(("by key", form, scenario), lambda: {o.key: o for o in asked})
 
     @cached_property
     def _in_memory(self) -> dict[str, CellRows]:

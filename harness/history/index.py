@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from harness.util.byte_cache import ByteCache
 from harness.util.garbage import collector_paused
 from harness.util.invalid_data import describe_validation_error
 
+_Found = TypeVar("_Found")
 LONGEST_LINE = 16 << 20
 """Bytes of the longest line that is read, far above what an answer needs. The hole that a full disk leaves at the end
 of a file would be one line."""
@@ -51,7 +52,14 @@ class CellRows(NamedTuple):
     ordered: list[Observation]
     """All observations, sorted by sequence."""
     found: dict[tuple[str, ...], Any]
-    """What was found of them by key, as long as they are kept parsed; not to be changed."""
+    """What was found of them by key, as long as they are kept parsed."""
+
+    def once(self, key: tuple[str, ...], find: Callable[[], _Found]) -> _Found:
+        """Return what ``find`` finds of them, the first time that this key is asked for. It is shared, and not to be
+        changed."""
+        if key not in self.found:
+            self.found[key] = find()
+        return cast(_Found, self.found[key])
 
 
 def cell_rows(observations: Sequence[Observation]) -> CellRows:

@@ -236,15 +236,14 @@ class ObservedCell:
     def answers(self, form: Form = "ids") -> dict[str, Answer]:
         """Return, by key, the observations that were to be answered, ended without an error and have output ids. The
         result is shared, and not to be changed."""
-        kept = self.history.of_cell(self.id).found
-        if ("answers", form, self.scenario) not in kept:
-            kept["answers", form, self.scenario] = {
-                k: Answer(o, leg, leg.output_ids)
-                for k, o in self.observations(form).items()
-                if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
-            }
-        found: dict[str, Answer] = kept["answers", form, self.scenario]
-        return found
+        return self.history.of_cell(self.id).once(("answers", form, self.scenario), lambda: self._answers(form))
+
+    def _answers(self, form: Form) -> dict[str, Answer]:
+        return {
+            k: Answer(o, leg, leg.output_ids)
+            for k, o in self.observations(form).items()
+            if not o.cut_short and (leg := o.final) is not None and leg.output_ids is not None
+        }
 
     def answered(self, form: Form = "ids") -> dict[str, Observation]:
         """Return the observations of ``answers``."""
@@ -253,13 +252,10 @@ class ObservedCell:
     def steps(self) -> dict[str, Steps]:
         """Return, by key, the verify steps of each answered request that reports them, without padding. The result is
         shared, and not to be changed."""
-        kept = self.history.of_cell(self.id).found
-        if ("steps", self.scenario) not in kept:
-            kept["steps", self.scenario] = {
-                k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None
-            }
-        found: dict[str, Steps] = kept["steps", self.scenario]
-        return found
+        return self.history.of_cell(self.id).once(("steps", self.scenario), self._steps)
+
+    def _steps(self) -> dict[str, Steps]:
+        return {k: steps for k, a in self.answers().items() if (steps := real_steps(a.leg)) is not None}
 
     def stratum(self, observation: Observation) -> str:
         return classify(len(observation.sent_ids), self.record.block_size, self.record.lookahead)

@@ -56,11 +56,8 @@ class HandOff:
 
         What D pulls for a request that breaks or is given up is counted with the next one.
         """
-        kept = self._cell.history.of_cell(self._cell.id).found
-        if ("counted alone",) not in kept:
-            kept["counted alone",] = list(self._counted_alone())
-        found: list[tuple[Observation, Leg]] = kept["counted alone",]
-        return found
+        rows = self._cell.history.of_cell(self._cell.id)
+        return rows.once(("counted alone",), lambda: list(self._counted_alone()))
 
     def _counted_alone(self) -> Iterator[tuple[Observation, Leg]]:
         broke = False

@@ -31,8 +31,7 @@ def edges_of(profile: Profile, cell: Cell) -> Iterator[Edge]:
     """
     if cell.topology != "pd":
         return
-    size, target = profile.engine.block_size, target_config(profile)
-    left = held_back(recurrent(target), cell.method.draft_tokens, modules_in(profile, cell.method))
+    size, target, left = profile.engine.block_size, target_config(profile), left_to_d(profile, cell)
     handed = "what P hands over is a whole number of blocks, one token less or one more"
     yield Edge(around(left, size), max(left, 1), handed + (f" (it leaves {left} to D)" if left else ""))
     if lookahead := cell.method.lookahead:
@@ -42,6 +41,11 @@ def edges_of(profile: Profile, cell: Cell) -> Iterator[Edge]:
         if window is not None:
             words = f"a window of {window} begins with a block, one token before or one behind"
             yield Edge(around(window - 1, size), window, words)
+
+
+def left_to_d(profile: Profile, cell: Cell) -> int:
+    """Return how many tokens at the end of a prompt P leaves to D."""
+    return held_back(recurrent(target_config(profile)), cell.method.draft_tokens, modules_in(profile, cell.method))
 
 
 def around(tokens: int, block_size: int) -> frozenset[int]:

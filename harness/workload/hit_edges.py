@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from harness.history.records import LegRole, held_back, unverified_tokens
+from harness.history.records import LegRole, unverified_tokens
 from harness.history.token_ids import common_prefix
 from harness.observed.prefix_cache import OF_P_ALONE
 from harness.profiles.cells import Cell
@@ -15,7 +15,7 @@ from harness.profiles.kv_layout import modules_in, recurrent, target_config, win
 from harness.profiles.model import Profile
 from harness.scenarios.base import Send
 from harness.workload.cells import CellWork
-from harness.workload.edges import around
+from harness.workload.edges import around, left_to_d
 
 _ROUTES = {"prefill": ("cell", "prefill", "read-back"), "decode": ("cell", "local"), "single": ("cell", "local")}
 """Where the requests go that an engine computes."""
@@ -81,7 +81,7 @@ def hit_edges_of(profile: Profile, cell: Cell) -> Iterator[HitEdge]:
     of blocks, a token less or one more; where a hit of a whole prompt leaves a token, a block or a token less, and D
     nothing to fetch; and the last hit at which a window begins in the first block, and the next one."""
     target = target_config(profile)
-    left = _left_to_d(profile, cell)
+    left = left_to_d(profile, cell)
     for engine in _engines(profile, cell):
         size = engine.block_size
         beginning = "they are whole blocks, one token less or one more"
@@ -129,16 +129,11 @@ def _engines(profile: Profile, cell: Cell) -> list[_CachingEngine]:
         settings = profile.engine.of(role)
         if caches_prefixes(settings.extra_args):
             dropped = settings.block_size if method.traits.drops_block else 0
-            left = _left_to_d(profile, cell) if role == "prefill" else 0
+            left = left_to_d(profile, cell) if role == "prefill" else 0
             kept = settings.prefix_cache_retention == settings.block_size
             one_state = recurrent(target_config(profile)) and not kept
             found.append(_CachingEngine(role, settings.block_size, left, unverified, dropped, one_state))
     return found
-
-
-def _left_to_d(profile: Profile, cell: Cell) -> int:
-    modules = modules_in(profile, cell.method)
-    return held_back(recurrent(target_config(profile)), cell.method.draft_tokens, modules)
 
 
 def _hits(profile: Profile, work: CellWork, engine: _CachingEngine) -> Iterator[_Hit]:

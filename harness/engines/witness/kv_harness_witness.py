@@ -432,9 +432,8 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, list[Any],
     import torch
 
     cells = len(places) // CELL
-    count = 2 * len(group.layers)
-    digests: list[Any] = []
-    sketches: list[Any] = []
+    count, done = 2 * len(group.layers), 0
+    digests, sketches = [], []
     marks = [torch.zeros(len(places), dtype=torch.int64) for _ in range(2)]
     outlines = [torch.zeros((len(places), OUTLINE)) for _ in range(2)]
     for layers in _alike(group.layers, len(places)):
@@ -445,7 +444,8 @@ def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, list[Any],
         rows = _projected(raw.view(first.numbers), first.first_head).reshape(len(sums), len(places), SKETCH)
         of_cells = rows.reshape(len(sums), cells, CELL, SKETCH) * _signs(CELL, 9, device)
         sketches.append(of_cells.sum(2).to(torch.float16))
-        tensors = slice(sum(map(len, digests[:-1])), sum(map(len, digests)))
+        tensors = slice(done, done + len(sums))
+        done += len(sums)
         share = sums.sum(-1) * _factors(count, 11, device)[tensors, None]
         marks[first.drafter] = marks[first.drafter].to(device) + share.sum(0)
         # Layers that are alike do not add up.
