@@ -1,13 +1,14 @@
-"""How far log-probs may lie apart for no other reason than rounding, and whether equal runs give equal tokens.
+"""How far log-probs may lie apart for no other reason than rounding, whether equal runs give equal tokens, and how many
+tokens rounding may decide.
 
-Both are measured (``harness.history.rounding``): by ``harness baseline record``, or, where a baseline has no
+All are measured (``harness.history.rounding``): by ``harness baseline record``, or, where a baseline has no
 measurement, by the plain engine of the run itself. Constants are left where nothing was measured, for what the record
 cannot resolve, and for baselines of another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from harness.baselines.lookup import Lookup
@@ -23,6 +24,10 @@ from harness.util.text import listed
 OTHERWISE_NATS = 1e-3
 """Bound where sums may be added in another order and nobody measured by how much: on another machine, or without a
 measurement."""
+DECIDED_BY_ROUNDING = 1e-3
+"""Largest share of the plain engine's tokens that rounding may decide in a run that is judged bit for bit. Near ties of
+tokens are proven one by one, but those of drafts are not recorded, and where rounding decides more, right drafts differ
+every night (docs/checks.md)."""
 _MACHINE = ("processor", "processor_model")
 """What makes machines of one kind for CPU engines, as runs record it."""
 _BY_ITSELF: tuple[WayName, ...] = ("again", "hit", "prefill", "crowd")
@@ -126,23 +131,49 @@ def records_log_probs(cell: CellView) -> bool:
 
 
 class Repeatability(NamedTuple):
-    """Whether the plain engines of a run give the same tokens again."""
+    """What a run shows of its plain engines: whether equal requests give equal tokens, and how far that reaches."""
 
     alone: bool | None
-    """None: it was not measured."""
+    """Whether they give the same tokens again; None if it was not measured."""
+    decided: float | None
+    """Largest share of their tokens whose two best are no farther apart than the bound; None without log-probs."""
     sentence: str
 
+    @property
+    def bitwise(self) -> bool:
+        """Whether answers can be compared bit for bit."""
+        return bool(self.alone) and self.decided is not None and self.decided <= DECIDED_BY_ROUNDING
 
-def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
+
+def repeatability(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
     """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines."""
-    measured = []
-    for name in dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells):
-        found = history.rounding_of(name.variant) or Rounding()
-        lookup = baselines.get(name.lineup)
-        if found.repeats is None and lookup is not None and lookup.baseline is not None:
-            found = lookup.baseline.header.rounding or Rounding()
-        measured.append(found)
-    alone = _all(m.repeats for m in measured)
+    names = dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells)
+    measured = {name: _rounding_shown(name, history, baselines) for name in names}
+    alone = _all(m.repeats for m in measured.values())
+    decided, said = None, _said_again(alone, list(measured.values()))
+    if alone:
+        nats = {name: _bound_shown(judging, found) for name, found in measured.items()}
+        shares = [_share_below(nats[name], _gaps(name, history, baselines)) for name in names]
+        decided = None if None in shares else max(s for s in shares if s is not None)
+        if decided is None:
+            said += "; without log-probs nobody knows how many tokens rounding decides"
+        elif decided > DECIDED_BY_ROUNDING:
+            said += (
+                f"; but {100 * decided:.3g} % of its tokens have a second best within {max(nats.values()):.2g} nats, "
+                "as far as rounding may move them"
+            )
+    return Repeatability(alone, decided, said)
+
+
+def _rounding_shown(plain: CellName, history: History, baselines: Mapping[str, Lookup]) -> Rounding:
+    found = history.rounding_of(plain.variant) or Rounding()
+    lookup = baselines.get(plain.lineup)
+    if found.repeats is None and lookup is not None and lookup.baseline is not None:
+        return lookup.baseline.header.rounding or Rounding()
+    return found
+
+
+def _said_again(alone: bool | None, measured: Sequence[Rounding]) -> str:
     again = [m.ways["again"] for m in measured if "again" in m.ways]
     crowd = [m.ways["crowd"] for m in measured if "crowd" in m.ways]
     answers, parted = sum(w.answers for w in again), sum(w.parted for w in again)
@@ -155,7 +186,29 @@ def repeatability(history: History, baselines: Mapping[str, Lookup]) -> Repeatab
     if crowd:
         same = sum(w.answers - w.parted for w in crowd)
         said += f", and among other requests in {same} of {sum(w.answers for w in crowd)}"
-    return Repeatability(alone, said)
+    return said
+
+
+def _bound_shown(judging: Judging, found: Rounding) -> float:
+    """Return by how many nats rounding may move a token of an engine that rounds so."""
+    if judging.logprob_nats is not None:
+        return judging.logprob_nats
+    return max(RESOLUTION_NATS, MULTIPLE * (found.largest(*get_args(WayName)) or 0.0))
+
+
+def _gaps(plain: CellName, history: History, baselines: Mapping[str, Lookup]) -> list[float]:
+    """Return the distances of the two best tokens in the plain engine's answers, in nats: in this run, else in its
+    baseline."""
+    answers = (o.final for o in history.first_answers(plain.id).values())
+    found = [g for leg in answers if leg is not None for g in leg.top_gaps or () if g is not None]
+    lookup = baselines.get(plain.lineup)
+    if not found and lookup is not None and lookup.baseline is not None:
+        found = [g for row in lookup.baseline.rows for g in row.gaps if g is not None]
+    return found
+
+
+def _share_below(nats: float, gaps: Sequence[float]) -> float | None:
+    return sum(gap <= nats for gap in gaps) / len(gaps) if gaps else None
 
 
 def _all(values: Iterable[bool | None]) -> bool | None:
@@ -167,7 +220,7 @@ def resolved(judging: Judging, history: History, baselines: Mapping[str, Lookup]
     """Return the thresholds with the tier that ``auto`` comes to in a run."""
     if judging.tier != "auto":
         return judging
-    bitwise = repeatability(history, baselines).alone
+    bitwise = repeatability(judging, history, baselines).bitwise
     return judging.model_copy(update={"tier": "bitwise" if bitwise else "normal"})
 
 
@@ -175,7 +228,7 @@ def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
     """Yield what a reader has to know about the tier that was chosen and the bounds that were measured. ``tier`` is the
     one that the profile asked for."""
     if tier == "auto":
-        found = repeatability(evidence.history, evidence.baselines)
+        found = repeatability(evidence.judging, evidence.history, evidence.baselines)
         yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
     others = [v.id for v in evidence.views() if evidence.judging.tier == "bitwise" and not records_log_probs(v)]
     if others:

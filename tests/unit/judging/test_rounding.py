@@ -114,6 +114,40 @@ def test_auto_is_bitwise_where_the_plain_engine_repeats_itself():
     assert any("tier bitwise" in n and "1 of 1 answers" in n for n in found.notices)
 
 
+def rounding_by(nats, gap):
+    """A run with the tier auto, whose plain engine repeats itself, moves log-probs by ``nats`` when it reads its answer
+    afresh, and has its two best tokens ``gap`` apart."""
+    made = auto(True)
+    wide = [
+        change_final(o, top_gaps=tuple(gap for _ in o.final.output_ids)) if o.cell == "single-none" else o
+        for o in made.observations
+    ]
+    plain = next(o for o in wide if o.cell == "single-none")
+    crowd = moved(plain, nats).model_copy(update={"scenario": RESCORE, "instance": ASIDE["crowd"]})
+    return made.model_copy(update={"observations": (*wide, crowd)})
+
+
+def test_auto_is_normal_where_rounding_decides_tokens():
+    """As a real model in bfloat16 on a GPU does: the same request again gives the same tokens, but two of three have a
+    second best within what rounding moves, so that right answers part in P/D and in crowds."""
+    made = rounding_by(nats=0.25, gap=1.9)
+    assert evidence_for(made, lookups(LENGTHS)).judging.tier == "normal"
+    (notice,) = [n for n in judge(made, lookups(LENGTHS)).notices if "tier" in n]
+    assert "100 % of its tokens have a second best within 2 nats, as far as rounding may move them" in notice
+
+
+def test_auto_is_bitwise_where_tokens_are_farther_apart_than_rounding_moves_them():
+    """As a probe model does in bfloat16, and a real one in float32."""
+    for made in (rounding_by(nats=0.25, gap=6.6), rounding_by(nats=1e-5, gap=0.01)):
+        assert evidence_for(made, lookups(LENGTHS)).judging.tier == "bitwise"
+
+
+def test_auto_is_normal_without_log_probs_to_know_it_from():
+    made = auto(True)
+    blind = [change_final(o, top_gaps=None) if o.cell == "single-none" else o for o in made.observations]
+    assert evidence_for(made.model_copy(update={"observations": tuple(blind)}), {}).judging.tier == "normal"
+
+
 def test_auto_is_normal_where_it_does_not_or_was_not_asked():
     for repeats in (False, None):
         found = judge(auto(repeats), lookups(LENGTHS))
