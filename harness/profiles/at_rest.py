@@ -70,7 +70,16 @@ def _name(folder: Path) -> str:
     """Return the name of the expanded folder, which differs with every byte that it is made from."""
     files = {p.name: _hash(p) for p in (folder / WEIGHTS, *_others(folder))}
     key = sha256_json({"files": files, "converter": converted.CONVERTER})
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', folder.name)}-{key[:16]}"
+    return f"{_safe(folder.name)}-{key[:16]}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def is_expansion(found: str, folder: str) -> bool:
+    """Return whether a path is named like the expanded folder of ``folder``, whatever was in it."""
+    return re.fullmatch(rf"{re.escape(_safe(Path(folder).name))}-[0-9a-f]{{16}}", Path(found).name) is not None
 
 
 def _hash(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from harness.history.records import EngineRecord
 from harness.judging.evidence import CellView
 from harness.judging.findings import CheckResult, Finding, conclude
+from harness.profiles.at_rest import is_expansion
 from harness.profiles.model_reference import TARGET
 
 NAME = "engine-as-asked"
@@ -62,8 +63,11 @@ def _started_otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding
 
 def _same(found: object, asked: str) -> bool:
     """Return whether these are the same value, or folders of one name: parts of a run may come from machines with other
-    paths, and what is in the folders is hashed by identities."""
-    return isinstance(found, str) and (found == asked or ("/" in asked and Path(found).name == Path(asked).name))
+    paths, and what is in the folders is hashed by identities. A profile with axes names a folder at rest as it is
+    written, and its engines are given the expanded one."""
+    if not isinstance(found, str) or found == asked or "/" not in asked:
+        return found == asked
+    return Path(found).name == Path(asked).name or is_expansion(found, asked)
 
 
 _OF_A_PAIR = ("prefill", "decode")

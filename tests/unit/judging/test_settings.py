@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from harness.history.verdict import Verdict
@@ -42,6 +44,24 @@ def test_what_was_asked_for_and_not_given_is_unknown(told, wanted, words):
     assert result.verdict is (Verdict.PASS if words is None else Verdict.UNKNOWN)
     if words is not None:
         assert words in result.findings[0].message and len(result.findings) == 2
+
+
+@pytest.mark.parametrize(
+    ("started", "right"),
+    [
+        ("/cache/eagle3-35dfbb422eb73ea3", True),
+        ("/elsewhere/models/eagle3", True),
+        ("/cache/eagle3-of-another-kind", False),
+        ("/cache/mtp-4e58deb5eab26489", False),
+    ],
+)
+def test_an_expanded_folder_is_the_one_at_rest_that_a_profile_with_axes_names(started, right):
+    told = {"model": started, "num_speculative_tokens": 3}
+    d = engine("pd-eagle3", "decode").model_copy(update={"argv": ["vllm", "--speculative-config", json.dumps(told)]})
+    methods = [{"kind": "eagle3", "drafter": "/checkout/models/eagle3", "num_speculative_tokens": 3}]
+    made = with_profile(history([observation("pd-eagle3")], engines=(d,)), methods=methods)
+    found = settings.engine_as_asked(view(made, "pd-eagle3")).findings
+    assert (not [f for f in found if "the drafter" in f.message]) is right
 
 
 def test_right_answers_of_another_engine_do_not_pass():
