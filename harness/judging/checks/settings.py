@@ -153,7 +153,7 @@ def needs_repeats(cell: CellView) -> bool:
 def engines_repeat(cell: CellView) -> CheckResult:
     """Say that such a state is not judged, since the engines of this run do not repeat their answers."""
     message = (
-        f"expected engines that give the same tokens again, however they are asked, by which {cell.scenario} is judged, "
+        f"expected engines that give the same tokens again, however they are asked, to judge {cell.scenario} by, "
         "found none in this run (tier auto); use batch-invariant kernels, or scenarios with prompts by number"
     )
     return conclude(REPEATS, cell.id, 0, [cell.untested(REPEATS, message)])
