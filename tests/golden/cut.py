@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.history.checksum import sealed
 from harness.history.folder import History, load_history
-from harness.history.layout import CELLS, LINES, RUN, SCORES
+from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES
 from harness.history.plan import plan_key
 from harness.history.records import COLD, Observation, PlannedRequest
 from harness.profiles.cells import CellName
@@ -35,6 +35,7 @@ def cut(run: Path, out: Path, cells: Sequence[str], scenarios: Sequence[str], pr
     outputs = Outputs(history.run.normal)
     for cell in cells:
         _copy(run, out, cell, LINES, kept)
+        _copy(run, out, cell, ROUNDING, lambda o: True)
         for o in filter(kept, history.in_order(cell)):
             outputs.add(o)
     for cell, scored in _by_cell(outputs).items():
