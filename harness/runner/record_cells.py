@@ -15,7 +15,7 @@ from harness.runner.kv_notes import notes_brought, notes_of_servers
 from harness.runner.perform import perform
 from harness.runner.recorder import Recorder
 from harness.runner.rescore import scores
-from harness.runner.rounding import chosen, plain_work, rounding
+from harness.runner.rounding import chosen, largest_crowd, plain_work, rounding
 from harness.runner.timeouts import limited, requests_limit_s
 from harness.util.progress import Reporter
 from harness.util.text import counted
@@ -156,10 +156,11 @@ def show_rounding(
         return
     begun = time.monotonic()
     prompts, answered = chosen(plain), {i.prompt.id for i in plain.items if i.form == "ids"}
-    limit_s = _limit_s(session, "single", 4 * len(prompts))
+    crowd = largest_crowd(plain, prompts)
+    limit_s = _limit_s(session, "single", 3 * len(prompts) + len(crowd))
     late = f"expected the rounding of {session.group.id} to be measured within {limit_s:.0f} s (timeouts.cell)"
     with limited(limit_s, lambda: session.give_up("rounding", late)):
-        for observation in rounding(prompts, session, recorder.record.rescore, answered):
+        for observation in rounding(prompts, session, recorder.record.rescore, answered, crowd):
             recorder.append(observation)
     # As after re-scoring: not to be charged to what is sent next.
     session.settle()

@@ -39,13 +39,31 @@ def chosen(plain: CellWork) -> list[Prompt]:
     return [by_length[n * (len(by_length) - 1) // max(1, count - 1)] for n in range(count)]
 
 
+def largest_crowd(plain: CellWork, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts and as many other cold ones as make the largest crowd that the plain engine is asked: kernels
+    that add alike beside three requests may not do so beside thirty."""
+    most = max(
+        len(prompts),
+        *(len(together.items) for together in plain.rounds),
+        *(len(stage.sends) for script in plain.played for stage in script.stages),
+    )
+    cold = {i.prompt.id: i.prompt for i in plain.items if i.form == "ids"}
+    others = [p for p in cold.values() if p not in prompts]
+    return [*prompts, *others[: most - len(prompts)]]
+
+
 def rounding(
-    prompts: Sequence[Prompt], session: EngineGroupSession, scored: bool, answered: Collection[str] = ()
+    prompts: Sequence[Prompt],
+    session: EngineGroupSession,
+    scored: bool,
+    answered: Collection[str] = (),
+    crowd: Sequence[Prompt] = (),
 ) -> Iterator[Observation]:
     """Ask the prompts and yield the answers, with their scores unless the run re-scores outputs anyway (``scored``).
 
     ``answered`` are the ids of prompts that the engine answered by themselves in its cell, which need no other answer
-    to hold the next ones against. Raises EngineDiedError when the engine died.
+    to hold the next ones against. ``crowd`` are asked together, instead of the prompts. Raises EngineDiedError when the
+    engine died.
     """
     size = session.profile.engine.block_size
     for prompt in prompts:
@@ -63,7 +81,7 @@ def rounding(
             yield _alone(session, prompt, "hit", cut, salt, part=HELD_AGAINST, max_tokens=_HIT_TOKENS)
             yield _alone(session, prompt, "hit", cut, salt, max_tokens=_HIT_TOKENS)
     if len(prompts) > 1:
-        yield from _together(session, prompts)
+        yield from _together(session, crowd or prompts)
 
 
 def _alone(

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 from harness.history.rounding import ASIDE, HELD_AGAINST
+from harness.profiles.cells import Cell
 from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
-from harness.runner.rounding import rounding
+from harness.runner.rounding import chosen, largest_crowd, plain_work, rounding
+from harness.workload.cells import cell_work
 
 
 class FakeSession:
@@ -36,3 +38,17 @@ def test_prompts_that_the_cell_answered_are_asked_once_less():
     ]
     crowd = [prompt for instance, prompt, _ in asked if instance == ASIDE["crowd"]]
     assert crowd == [p.id for p in prompts]
+
+
+def test_the_crowd_is_as_large_as_the_largest_that_the_run_asks():
+    """Beside three others a real model rounded as alone, beside 31 others not."""
+    for name, most in (("smollm2-gpu-crowds", 32), ("smollm2", 4)):
+        profile = load_profile(name).parts[0]
+        prompts = load_prompts(profile.workload.prompts)
+        plain = plain_work([cell_work(profile, prompts, Cell("single", profile.methods[0], variant=profile.variant))])
+        four = chosen(plain)
+        crowd = largest_crowd(plain, four)
+        assert len(four) == 4 and crowd[:4] == four and len({p.id for p in crowd}) == most
+        session = FakeSession()
+        sizes = [o.concurrent for o in rounding(four, session, True, (), crowd) if o.instance == ASIDE["crowd"]]
+        assert sizes == [most] * most
