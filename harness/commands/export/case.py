@@ -33,7 +33,7 @@ from harness.util.files import sha256_bytes, tokenizer_hash, write_atomic
 
 ARCHIVED_BYTES = 25 * 10**6
 """The models of a cell are put into the archive up to this total size, which code hosts take as an attachment."""
-_READ = 12
+_READ = 8
 """Lines of requests that are written into the program and not into the archive."""
 _LAST_S = 1.5
 """When a request is sent that a held server shall get last: half-way through the time that it is held."""
@@ -216,9 +216,9 @@ def server_commands(case: Case, environment: EngineEnvironment, target: Path) ->
             own["VLLM_CPU_OMP_THREADS_BIND"] = str(number)
             words = ["taskset", "-c", str(number), *words]
         shared |= {name: value for name, value in command.env.items() if name not in own}
-        commands[role] = typed([*(f"{name}={value}" for name, value in own.items()), *map(shlex.quote, words)])
         for folder, name in folders:
-            commands[role] = commands[role].replace(folder, name)
+            words = [word.replace(folder, name) for word in words]
+        commands[role] = typed([*(f"{name}={value}" for name, value in own.items()), *map(shlex.quote, words)])
     known = {name: shlex.quote(value) for name, value in shared.items() if name not in PROJECTS}
     if "LD_PRELOAD" in known:
         known["LD_PRELOAD"] = "$VIRTUAL_ENV/lib/libiomp5.so"
@@ -243,7 +243,7 @@ def _source(case: Case, environment: EngineEnvironment, target: Path, packed: by
     parts |= {"pair", "routes" if routes else "direct"} if pair else {"single"}
     parts |= set() if _cut_on_p(case) else {"whole"}
     parts |= {"archive" if packed is not None else "folders", "gaps" if gaps else "plain"}
-    parts |= {"listed"} if listed else set()
+    parts |= {"listed" if listed else "inline"}
     parts |= {"tries"} if case.tries > 1 else set()
     if any((send.get("right") or {}).get("accepted") is not None for send in sends):
         parts |= {"drafts", "slack" if case.slack else "exact"}
@@ -272,7 +272,7 @@ def _source(case: Case, environment: EngineEnvironment, target: Path, packed: by
         "VARIABLES": _text(variables),
         "SERVERS": "{\n" + "".join(f'    "{role}": {_text(command)},\n' for role, command in commands.items()) + "}",
         "CASE": _literal({name: value for name, value in data.items() if value is not None}),
-        "STAGES": "[]" if listed else _literal(_stages(case)),
+        "STAGES": _literal(_stages(case)),
     }
     marker = re.compile(rf"^({'|'.join(literals)})(?:: .+)? = .+$", re.MULTILINE)
     return marker.sub(lambda found: f"{found[1]} = {literals[found[1]]}", text)

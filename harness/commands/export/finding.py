@@ -60,6 +60,15 @@ class DefectSeen(NamedTuple):
         return bool(found) and all(isinstance(f.evidence, KVDifference) for f in found)
 
     @property
+    def in_answers(self) -> bool:
+        """Whether the tokens or the accepted drafts of its request show it, so that log-probs need not."""
+        found = [f.evidence for f in (self.finding, *self.beside) if f is not None]
+        # A program does not compare the last step.
+        return self.smallest is not None or any(
+            isinstance(e, TokenDifference) or (isinstance(e, StepsDifference) and not e.last_alone) for e in found
+        )
+
+    @property
     def by_residue(self) -> bool:
         """Whether it depends on where in a block a prompt ends."""
         law = self.diagnosis.law if self.diagnosis is not None else None
@@ -118,11 +127,9 @@ def export(
             f"{finding} is about KV alone: the answer is right, and an exported file sees nothing but answers; use "
             "`harness repro` alone"
         )
-    shown = smallest is not None or isinstance(
-        seen.finding and seen.finding.evidence, TokenDifference | StepsDifference
-    )
     reported = report_of(case, seen.finding) if seen.finding is not None else ""
-    case = case._replace(title=headline(case, seen), by_logprobs=not shown, reported=reported, in_place=in_place)
+    case = case._replace(title=headline(case, seen), by_logprobs=not seen.in_answers)
+    case = case._replace(reported=reported, in_place=in_place)
     write_case(case, environment, target)
     if issue:
         machine = history.run.hardware if history is not None else hardware()

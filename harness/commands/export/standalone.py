@@ -7,6 +7,7 @@ shows; 0: it does not; 2: that cannot be told, and why. Nothing is fetched; serv
 To start one by hand, export the variables and copy its command. Seen with vLLM $vllm.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -15,8 +16,8 @@ import importlib.metadata
 import itertools
 import json
 import os
+import pathlib
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -25,20 +26,20 @@ import threading
 import time
 import urllib.request
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 VARIABLES = ""
 
 SERVERS: dict[str, str] = {}
 
+# [inline]
 STAGES: list[dict[str, Any]] = []
 
+# [end]
 CASE: dict[str, Any] = {"tries": 1}
 
 LIMIT_S, TRIES, SETTLE_S = 300, min(CASE["tries"], 60), 1.0
-KEY, HERE, LIBC = os.urandom(16).hex(), Path(__file__).resolve().parent, ctypes.CDLL(None)
+KEY, HERE, LIBC = os.urandom(16).hex(), pathlib.Path(__file__).resolve().parent, ctypes.CDLL(None)
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PORTS = {role: int(command.partition("--port ")[2].split()[0]) for role, command in SERVERS.items()}
 RUNNING: dict[str, subprocess.Popen[bytes]] = {}
@@ -73,15 +74,15 @@ def compare(send: dict[str, Any], found: dict[str, Any]) -> list[str]:
     # [end]
     if tokens != expected:
         at = next((n for n, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), len(tokens))
+        # [plain]
+        problems.append(f"{part}: the first wrong token is output {at}")
         # [gaps]
-        if gap(choice, at) <= CASE["near_tie_nats"]:
-            say(f"  no defect: the best two tokens of output {at} are {gap(choice, at):.3f} nats apart")
-            return problems
-        # [end]
-        return [*problems, f"{part}: the first wrong token is output {at}"]
+        if gap(choice, at) > CASE["near_tie_nats"]:
+            return [*problems, f"{part}: the first wrong token is output {at}"]
+        say(f"  no defect: the best two tokens of output {at} are {gap(choice, at):.3f} nats apart")
     # [drafts]
     steps = ((found.get("metrics") or {}).get("speculative_decoding") or {}).get("per_step_accepted")
-    if steps is not None and (accepted := send["right"].get("accepted")) is not None:
+    if tokens == expected and steps is not None and (accepted := send["right"].get("accepted")) is not None:
         say(f"  accepted drafts per step: expected {accepted}", f"                            found    {steps}")
         readings = [steps, steps[1:]] if steps[:1] == [0] else [steps]
         # [drafts exact]
@@ -105,14 +106,12 @@ def gap(choice: dict[str, Any], at: int) -> float:
 
 
 # [end]
-def ask(role: str, path: str, body: Any = None, timeout: float = 120) -> str:
+def ask(role: str, path: str, body: str = "", timeout: float = 120) -> str:
     """Return the text of an answer, which no proxy sees; a body is posted. Raises RuntimeError when there is none."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
     try:
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(f"http://127.0.0.1:{PORTS[role]}{path}", data, headers)
-        with OPENER.open(request, timeout=timeout) as response:
-            return str(response.read().decode(errors="replace"))
+        request = urllib.request.Request(f"http://127.0.0.1:{PORTS[role]}{path}", body.encode() or None, headers)
+        return str(OPENER.open(request, timeout=timeout).read(), errors="replace")
     except Exception as error:
         said = getattr(error, "read", bytes)()[:300].decode(errors="replace")
         raise RuntimeError(f"expected an answer of the {role} server to {path}, found {error!r} {said}") from error
@@ -123,7 +122,7 @@ def complete(role: str, send: dict[str, Any], salt: str, **more: Any) -> dict[st
     body = {"temperature": 0} | {k: send[k] for k in ("prompt", "max_tokens", "temperature") if k in send} | more
     body |= {"model": CASE["model"], "seed": 0, "add_special_tokens": False, "cache_salt": salt + send["group"]}
     body |= {"return_token_ids": True, "logprobs": 2, "return_tokens_as_token_ids": True}
-    return dict(json.loads(ask(role, "/v1/completions", body)))
+    return dict(json.loads(ask(role, "/v1/completions", json.dumps(body))))
 
 
 def answer(send: dict[str, Any], salt: str) -> dict[str, Any]:
@@ -168,12 +167,12 @@ def play(stage: dict[str, Any], salt: str) -> list[dict[str, Any]]:
             answered[send["part"]].set()
 
     if stage.get("hold"):
-        ask(held, "/pause?mode=keep&clear_cache=false", {})
-    pool = ThreadPoolExecutor(len(stage["sends"]))
+        ask(held, "/pause?mode=keep&clear_cache=false", "{}")
+    pool = concurrent.futures.ThreadPoolExecutor(len(stage["sends"]))
     futures = [pool.submit(sent, send) for send in stage["sends"]]
     if stage.get("hold"):
         time.sleep(3)
-        ask(held, "/resume", {})
+        ask(held, "/resume", "{}")
     return [future.result() for future in futures]
 
 
@@ -192,27 +191,20 @@ def start(role: str) -> None:
     """Start a server in a session of its own. Raises RuntimeError when its port is taken."""
     if not socket.socket().connect_ex(("127.0.0.1", PORTS[role])):
         raise RuntimeError(f"expected port {PORTS[role]} to be free, found it taken: change it in the command")
-    home = str(Path(sys.executable).parent.parent)
-    env = os.environ | {"PATH": f"{home}/bin:{os.environ.get('PATH', os.defpath)}", "VLLM_API_KEY": KEY}
-    text = f"{VARIABLES} {SERVERS[role]}".replace("export ", "").replace("\\\n", " ").replace("$VIRTUAL_ENV", home)
+    env = os.environ | {"VIRTUAL_ENV": str(pathlib.Path(sys.executable).parent.parent), "VLLM_API_KEY": KEY}
+    text = f'export PATH="$VIRTUAL_ENV/bin:$PATH"{VARIABLES}\nexec >{role}.log 2>&1 </dev/null env \\{SERVERS[role]}'
     if not list(importlib.metadata.distributions(name="vllm")):  # As of CPU builds, with which `vllm serve` ends.
-        text = text.replace("vllm serve", f"{sys.executable} -m vllm.entrypoints.openai.api_server --model")
-    words = shlex.split(text)
-    while "=" in words[0]:
-        name, _, env[name] = words.pop(0).partition("=")
-    with (HERE / f"{role}.log").open("wb") as log:
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
-        how["preexec_fn"] = lambda: LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with this program
-        RUNNING[role] = subprocess.Popen(words, env=env, cwd=HERE, **how)
+        text = text.replace("vllm serve", f"'{sys.executable}' -m vllm.entrypoints.openai.api_server --model")
+    words, ends = ["sh", "-c", text], lambda: LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: ends with this program
+    RUNNING[role] = subprocess.Popen(words, env=env, cwd=HERE, start_new_session=True, preexec_fn=ends)
 
 
-def wait_for(role: str) -> None:
-    """Wait until a server answers. Raises RuntimeError when it ends, or does not within LIMIT_S."""
+def wait_for(role: str) -> str:
+    """Return what a server first answers. Raises RuntimeError when it ends, or does not within LIMIT_S."""
     begun = time.monotonic()
     while (code := RUNNING[role].poll()) is None and time.monotonic() < begun + LIMIT_S:
         with contextlib.suppress(RuntimeError):
-            ask(role, "/health", timeout=5)
-            return
+            return ask(role, "/health", timeout=5)
         time.sleep(0.2)
     tail = "\n".join((HERE / f"{role}.log").read_text(errors="replace").splitlines()[-15:])
     raise RuntimeError(f"expected a {role} server that answers, found none (exit code {code}):\n{tail}")
@@ -225,7 +217,7 @@ def attempt() -> int:
         raise RuntimeError(f"expected {CASE['archive']} with SHA-256 {CASE['sha256']}, found another: it is damaged")
     zipfile.ZipFile(HERE / CASE["archive"]).extractall(HERE)
     # [listed]
-    STAGES.extend(json.loads((HERE / CASE["requests"]).read_text()))
+    STAGES = json.loads((HERE / CASE["requests"]).read_text())
     # [folders]
     for folder, name in CASE["models"].items():
         if not (HERE / folder).is_dir():
