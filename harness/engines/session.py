@@ -420,10 +420,16 @@ class EngineGroupSession:
         length = (leg.usage_prompt_tokens or 0) + len(leg.output_ids or ())
         told = {
             "up_to": self.group.method.traits.up_to,
-            "at_limit": length >= self.profile.engine.max_model_len,
+            "at_limit": length >= self.profile.engine.max_model_len - self._without_drafts,
             "may_pad": self._unverified <= 1 and self.group.method.traits.pads,
         }
         return leg.model_copy(update={"speculation": leg.speculation.model_copy(update=told)})
+
+    @property
+    def _without_drafts(self) -> int:
+        """How many tokens before the end of the context a step may have no room for drafts. Where steps overlap, as on
+        GPUs, one is scheduled as if all drafts of the one before it were accepted, with its own behind them."""
+        return max(0, 2 * self.group.method.draft_tokens - 1) if self.profile.engine.device == "gpu" else 0
 
     def require_alive(self) -> None:
         """Raise EngineDiedError when an engine or a router of the group is gone or is being ended, even if it is still

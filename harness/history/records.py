@@ -46,7 +46,8 @@ class Speculation(Strict):
     up_to: bool = False
     """Whether a step may have fewer than k drafts, and one without drafts is not counted as a step."""
     at_limit: bool = False
-    """Whether prompt and answer fill the context, where a last step has no room for drafts and is not counted."""
+    """Whether prompt and answer come so near to the end of the context that a step may have no room for drafts, and is
+    not counted."""
     may_pad: bool = True
     """Whether a first step after a hand-off may be padded: not where P leaves D more than one token of a prompt."""
 

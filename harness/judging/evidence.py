@@ -27,6 +27,8 @@ from harness.util.invalid_data import describe_validation_error
 T = TypeVar("T")
 _KEPT = 6
 """How many things that were found are kept."""
+_OTHER_KERNELS = frozenset({"attention_backend", "enforce_eager"})
+"""Settings of the identity that choose the kernels of attention, or let a compiler make them."""
 _LINEUPS_KEPT = 2
 """Lineups of which the baseline's rows are kept: a cell's own, and plain decoding."""
 _Key = tuple[str, str, str]
@@ -109,6 +111,12 @@ class CellView(RecordedCell):
         """Return what a lineup's baseline is: a recording of such engines, or of others on purpose."""
         lookup = self.baselines.get(lineup)
         return "other engines" if lookup is not None and lookup.across else "baseline"
+
+    def of_other_kernels(self, lineup: str) -> bool:
+        """Return whether kernels recorded a lineup's baseline that round 16-bit numbers otherwise than this run's."""
+        lookup = self.baselines.get(lineup)
+        across = lookup.across if lookup is not None else ()
+        return self.settings.dtype != "float32" and not _OTHER_KERNELS.isdisjoint(across)
 
     def recorded(self, lineup: str, o: Observation) -> BaselineRow | None:
         """Return the row that a lineup's baseline has of a request; None also where a parameter decides its answer."""

@@ -41,6 +41,7 @@ VALUES = frozenset(
         "--data-parallel-size",
         "--dbo-decode-token-threshold",
         "--dbo-prefill-token-threshold",
+        "--gdn-prefill-backend",
         "--long-prefill-token-threshold",
         "--mamba-block-size",
         "--mamba-cache-dtype",

@@ -50,6 +50,21 @@ def windows_of(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(kinds) or FULL
 
 
+def layer_windows(config: Mapping[str, Any]) -> list[int | None] | None:
+    """Return of each layer of a model how many tokens a query sees, None of one that sees all; nothing where the config
+    does not tell it of all, or some are not attention of these two kinds."""
+    text = _text(config)
+    number, layers, window = text.get("num_hidden_layers"), _layers(text), text.get("sliding_window")
+    if type(number) is not int or text.get("kv_lora_rank") or config.get("dflash_config"):
+        return None
+    if not layers:
+        return [None] * number if windows_of(config) == FULL and not text.get("use_sliding_window") else None
+    kinds = {"full_attention": None, "sliding_attention": window}
+    if len(layers) != number or any(kind not in kinds for kind in layers):
+        return None
+    return None if "sliding_attention" in layers and type(window) is not int else [kinds[kind] for kind in layers]
+
+
 def windows_in(target: Mapping[str, Any], method: Method, arguments: Collection[str]) -> tuple[int | None, ...]:
     """Return ``windows_of`` all layers whose KV engines with these arguments keep: those of the target and of a drafter
     with a file of its own. Without its manager of several KV-cache groups, vLLM keeps as much of layers with a window
@@ -64,6 +79,11 @@ def windows_in(target: Mapping[str, Any], method: Method, arguments: Collection[
 def recurrent(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers with a state instead of attention, such as Qwen3.5's linear ones."""
     return any(kind.startswith("linear") or not kind.endswith("attention") for kind in map(str, _layers(_text(config))))
+
+
+def linear_attention(config: Mapping[str, Any]) -> bool:
+    """Return whether some of a model's layers are gated delta nets, whose kernels vLLM chooses by themselves."""
+    return any(str(kind).startswith("linear") for kind in _layers(_text(config)))
 
 
 def target_config(profile: Profile) -> Mapping[str, Any]:

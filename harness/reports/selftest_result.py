@@ -80,6 +80,8 @@ class SelfTest(Strict):
     engine_starts: int
     seconds: float
     interrupted: bool = False
+    not_tried: dict[str, str] = Field(default_factory=dict)
+    """Mutants that the profile cannot show, and were not asked for by name, each with the reason."""
 
     @property
     def exit_code(self) -> int:
@@ -105,6 +107,8 @@ class SelfTest(Strict):
         parts = [f"{n} {k.value}" for k, n in counts.items() if n]
         if self.missing:
             parts.append(f"no outcome for {', '.join(self.missing)}")
+        if self.not_tried:
+            parts.append(f"not tried: {', '.join(self.not_tried)}")
         return (
             f"{counted(len(self.asked), 'injected fault')}: {', '.join(parts) or 'none tried'}; {passed} of "
             f"{len(self.controls)} controls pass; {self.engine_starts} engine starts, {self.seconds:.0f} s."

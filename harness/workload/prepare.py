@@ -12,6 +12,7 @@ from harness.profiles.availability import made_later, reason_for
 from harness.profiles.cells import Cell, Plan, make_plan, select_cells
 from harness.profiles.known_defects import load_known
 from harness.profiles.kv_layout import modules_in
+from harness.profiles.kv_pool import too_small_pool
 from harness.profiles.load import check_paths, load_profile
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER
@@ -140,7 +141,7 @@ def prepare(
             continue
         chosen = _thinned(choice, prompts, prompts_per_stratum)
         works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
-        reasons = {} if planned else {c.id: reason_for(part, c.method.kind) or _unlike_modules(part, c) for c in mine}
+        reasons = {} if planned else {c.id: _cannot_run(part, c) for c in mine}
         lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
     if works and all(w.cell.id in lacking for w in works):
         words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
@@ -162,6 +163,15 @@ def _obtained(profile: Profile, cells: Sequence[Cell]) -> bool:
     for cell in cells:
         methods.setdefault(cell.variant, set()).add(cell.method.kind)
     return obtain_all(profile, methods, lambda words: print(f"harness: {words}", file=sys.stderr, flush=True))
+
+
+def _cannot_run(part: Profile, cell: Cell) -> str | None:
+    """Return why a cell cannot run, or None: what lacks, and what vLLM would refuse."""
+    if reason := reason_for(part, cell.method.kind) or _unlike_modules(part, cell):
+        return reason
+    engines = {"decode": cell.method, "prefill": cell.method.on_prefill}
+    engines = engines if cell.topology == "pd" else {"single": cell.method}
+    return next(filter(None, (too_small_pool(part, method, role) for role, method in engines.items())), None)
 
 
 def _unlike_modules(part: Profile, cell: Cell) -> str | None:

@@ -18,6 +18,7 @@ from harness.engines.inventory import WORKING_GIB
 from harness.profiles import converted
 from harness.profiles.availability import references_of
 from harness.profiles.hub import GIB, Hub
+from harness.profiles.kv_layout import linear_attention, target_config
 from harness.profiles.load import read_profile
 from harness.profiles.methods import NoSpeculation
 from harness.profiles.model import Profile
@@ -26,9 +27,12 @@ from harness.profiles.model_survey import Convertible, Model, survey, survey_con
 from harness.profiles.packages import room_for
 from harness.supervision.stacks import program
 from harness.util.extras import INSTALL_RUN, is_installed
+from harness.util.text import listed
 
 # Oldest Linux driver for each major CUDA version (minor-version compatibility).
 _DRIVERS = {12: 525.6, 13: 580.0}
+_DELTA_KERNEL = "--gdn-prefill-backend"
+"""The argument that chooses the kernel of gated delta nets."""
 
 
 # --- the hub --------------------------------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ def toolchain_items(
     why = "Triton compiles the launchers of its kernels at the first request"
     return [
         Examined("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
-        _sampler_item(profile, environment),
+        _package_item(profile, environment),
         _flashinfer_item(profile, environment, system),
         _shared_memory_item(profile, system),
         _locked_memory_item(system),
@@ -216,18 +220,32 @@ def toolchain_items(
     ]
 
 
-def _sampler_item(profile: Profile, environment: EngineEnvironment | None) -> Examined:
-    """Check for the package that vLLM 0.32 imports on CUDA whatever its attention is: without it engines end at their
-    start (``vllm/v1/sample/ops/topk_topp_sampler.py``), unless FlashInfer's sampler is switched off."""
+def _package_item(profile: Profile, environment: EngineEnvironment | None) -> Examined:
+    """Check for the package without which engines of vLLM 0.32 end: at their start, since CUDA's sampler imports it
+    whatever the attention is (``vllm/v1/sample/ops/topk_topp_sampler.py``), unless it is switched off there; with gated
+    delta nets on Hopper at their first request (``vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py``),
+    unless Triton's kernel is asked for."""
     found = environment is not None and _package_folder(environment.executable, "flashinfer") is not None
+    sampler = any(p.engine.env.get("VLLM_USE_FLASHINFER_SAMPLER") != "0" for p in profile.written_parts)
+    delta_nets = any(_takes_delta_kernel(p) for p in profile.written_parts)
+    without = [
+        *(['set VLLM_USE_FLASHINFER_SAMPLER to "0" in engine.env'] if sampler else []),
+        *(["add --gdn-prefill-backend triton to engine.extra_args"] if delta_nets else []),
+    ]
+    advice = "install flashinfer-python in the version that vLLM requires"
     return Examined(
         "FlashInfer package",
         "installed" if found else "none",
         found,
-        any(p.engine.env.get("VLLM_USE_FLASHINFER_SAMPLER") != "0" for p in profile.written_parts),
-        'install flashinfer-python in the version that vLLM requires, or set VLLM_USE_FLASHINFER_SAMPLER to "0" in '
-        "engine.env",
+        sampler or delta_nets,
+        f"{advice}, or {listed(without, 'and')}" if without else advice,
     )
+
+
+def _takes_delta_kernel(part: Profile) -> bool:
+    """Return whether vLLM would choose FlashInfer's kernel for gated delta nets on some GPU."""
+    asked = dict(zip(part.engine.extra_args, part.engine.extra_args[1:], strict=False)).get(_DELTA_KERNEL)
+    return linear_attention(target_config(part)) and asked in (None, "auto", "flashinfer")
 
 
 def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Examined:

@@ -60,6 +60,8 @@ def print_selftest(test: SelfTest, console: Console) -> None:
             )
             console.print(f"    expected {escape(outcome.expected)}", highlight=False)
             console.print(f"    found {escape(outcome.reason)}", highlight=False)
+    for mutant, reason in test.not_tried.items():
+        console.print(f"{mutant} not tried: {escape(reason)}", highlight=False)
     print_conclusion(test.sentence, test.exit_code, console)
 
 
@@ -81,6 +83,7 @@ def render_markdown(test: SelfTest) -> str:
         "",
         f"{test.sentence} Profile {test.profile}, {versions_in_words(test.versions)}.",
         "",
+        *(line for m, reason in test.not_tried.items() for line in (f"{m} not tried: {plain_cell(reason)}.", "")),
         "✘ the check fails, ? it is UNKNOWN, ▲ improved, ⇄ drift, · it passes, empty: it does not apply to what the "
         "fault needs. *after* is how many requests of its cell and scenario were answered until the first one with a "
         "finding, and how many output tokens; –: no single request shows it.",

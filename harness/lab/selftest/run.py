@@ -367,7 +367,7 @@ def self_test(
     """Try mutants on real engines, each with the method that it is listed with or with ``method``; return the result
     and its folder. The arguments are checked before any engine is started."""
     from harness.lab.selftest.report import write_selftest
-    from harness.lab.selftest.setups import make_setups, select_trials, setup_expected_s
+    from harness.lab.selftest.setups import make_setups, not_shown, select_trials, setup_expected_s
 
     if bool(mutants) + quick + complete > 1:
         raise UsageError(
@@ -377,6 +377,10 @@ def self_test(
     everything = prepare(source, ())
     # Mutants are tried on one set of engines; for a profile with axes, the one with the defaults.
     prepared = narrowed(everything, everything.parts[0].variant)
+    hidden = not_shown(trials, prepared.profile)
+    if hidden and (mutants or len(hidden) == len(trials)):
+        raise UsageError("; ".join(f"fault {mutant} cannot show: {reason}" for mutant, reason in hidden.items()))
+    trials = [t for t in trials if t.mutant not in hidden]
     setups = make_setups(trials, prepared.profile, prepared.prompts)
     environment = engines_for(prepared.profile, Plan((), tuple(s.group for s in setups)), engine_python)
     folder = new_folder(out, prepared.profile, "selftest")
@@ -387,7 +391,10 @@ def self_test(
             f"{counted(len(trials), 'injected fault')} on {counted(sum(s.group.engines for s in setups), 'engine')}, "
             f"about {lasting(seconds)}"
         )
+        for mutant, reason in hidden.items():
+            reporter.line(f"{mutant} not tried: {reason}")
         result = SelfTester(prepared, environment, folder, reporter).run(setups, executor)
+        result = result.model_copy(update={"not_tried": hidden})
     write_selftest(result, folder)
     point_latest(folder, "latest-selftest")
     return result, folder

@@ -10,12 +10,15 @@ from harness.history.records import COLD
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.model import Borrowed, PromptChoice, Trial
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
-from harness.profiles.load import load_profile
+from harness.profiles.load import load_profile, shipped_profile_names
 from harness.profiles.methods import Method
 from harness.profiles.model import ROUTES, Profile, TopologyName
 from harness.prompts.model import Prompt, PromptSet
 from harness.util.choices import named
 from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
+
+_OF_THE_WITNESS = frozenset({"kv-handed-over", "kv-computed", "kv-kept", "drafts-computed"})
+"""Checks that read what the engines' KV caches held."""
 
 
 class Setup(NamedTuple):
@@ -74,6 +77,18 @@ def select_trials(
                 "faults"
             )
     return trials
+
+
+def not_shown(trials: Sequence[Trial], profile: Profile) -> dict[str, str]:
+    """Return the mutants that engines of a profile cannot show, each with the reason."""
+    out = {}
+    for trial in trials:
+        if _OF_THE_WITNESS.issuperset(trial.checks) and _own_profile(profile, trial).witness == "off":
+            out[trial.mutant] = (
+                f"{' and '.join(trial.checks)} alone shows it, by notes of the KV caches, which profile "
+                f"{_profile_of_target(trial, profile)} has off; set witness: kv"
+            )
+    return out
 
 
 _SHOWN_WITHOUT_DRAFTS = ("target-kv", "input", "routing", "blocks-kept")
@@ -205,7 +220,7 @@ def _own_profile(profile: Profile, trial: Trial) -> Profile:
     if own is None:
         return profile
     if own.like:
-        other = load_profile(own.like)
+        other = load_profile(_for_device(own.like, profile.engine.device))
         profile = _with_engine(profile, **{name: getattr(other.engine, name) for name in own.settings})
         if own.target:
             profile = _with_target(profile, other)
@@ -221,11 +236,29 @@ def _own_profile(profile: Profile, trial: Trial) -> Profile:
     return profile
 
 
+def _profile_of_target(trial: Trial, profile: Profile) -> str:
+    """Return the name of the profile that says how the answers and the KV of a trial are judged."""
+    own = trial.engines
+    return _for_device(own.like, profile.engine.device) if own is not None and own.target else profile.name
+
+
+def _for_device(like: str, device: str) -> str:
+    """Return the shipped profile like ``like`` for engines of a device, if there is one: models need other settings
+    there."""
+    twin = like.replace("cpu-", f"{device}-", 1)
+    return twin if twin in shipped_profile_names() else like
+
+
 def _with_target(profile: Profile, other: Profile) -> Profile:
     """Return the profile with another one's target, and what its answers and its KV are judged by."""
     rounding = {name: getattr(other.judging, name) for name in ("logprob_nats", "recorded_nats", "near_tie_nats")}
     judging = profile.judging.model_copy(update=rounding)
-    own = _with_engine(profile, hf_overrides=other.engine.hf_overrides)
+    own = _with_engine(
+        profile,
+        hf_overrides=other.engine.hf_overrides,
+        env={**profile.engine.env, **other.engine.env},
+        extra_args=(*profile.engine.extra_args, *other.engine.extra_args),
+    )
     return own.model_copy(
         update={"target": other.target, "baselines": other.baselines, "judging": judging, "witness": other.witness}
     )

@@ -133,7 +133,14 @@ declare(
         "KV is saved to the staging buffer after the target's forward pass and not after the drafter's; "
         "on CPU, where no staging exists, the mutant brings real staging buffers with it",
     ),
-    Trial(PAIR, "drafter-kv", STEPS, clean=SINGLE, engines=OwnEngines("staging buffers on P")),
+    # Without staging, as where GPUs send from their own memory, there is nothing to save too early.
+    Trial(
+        PAIR,
+        "drafter-kv",
+        STEPS,
+        clean=SINGLE,
+        engines=OwnEngines("staging buffers on P", like="cpu", settings=("kv_buffer_device",)),
+    ),
 )
 tells_drafter_apart("M4g")
 

@@ -295,7 +295,7 @@ def _n38(original: Any, active: Active, output_token_ids: Any, spec_token_ids: A
 def _n38_v2(
     original: Any, active: Active, logits: Any, rows: Any, token_ids: Any, places: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if active():
+    if active() and bool(places.any()):
         active.fired()
         places = places.clone().zero_()
     return original(logits, rows, token_ids, places, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +183,23 @@ def test_the_sampler_needs_flashinfer_whatever_the_attention_is(tmp_path, machin
     python = Path(engines.executable)
     python.write_text(python.read_text().replace("esac", f"*flashinfer*) echo {tmp_path}/f/__init__.py;;\nesac"))
     assert look(profile, engines, machine)["FlashInfer package"].ok
+
+
+def test_delta_nets_need_flashinfer_unless_tritons_kernel_is_asked_for(tmp_path, machine):
+    off = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    engines, hybrid = fake_python(tmp_path), tmp_path / "hybrid"
+    hybrid.mkdir()
+    (hybrid / "config.json").write_text(json.dumps({"layer_types": ["linear_attention", "full_attention"]}))
+    nets = gpu_profile(tmp_path, env=off).model_copy(update={"target": hybrid})
+    lacking = look(nets, engines, machine)["FlashInfer package"]
+    assert lacking.needed and not lacking.ok
+    assert lacking.advice.endswith("or add --gdn-prefill-backend triton to engine.extra_args")
+    triton = nets.engine.model_copy(update={"extra_args": ("--gdn-prefill-backend", "triton")})
+    assert not look(nets.model_copy(update={"engine": triton}), engines, machine)["FlashInfer package"].needed
+
+
+def test_gpu_hybrid_needs_no_flashinfer(tmp_path, machine):
+    assert not look(load_profile("gpu-hybrid"), fake_python(tmp_path), machine)["FlashInfer package"].needed
 
 
 def test_compiled_kernels_need_no_compiler(tmp_path, machine):

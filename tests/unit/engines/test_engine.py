@@ -19,12 +19,13 @@ from harness.engines.command import EngineCommand
 from harness.engines.counters import ALL, READ_ONLY, KvPool, delta, parse_counters, parse_kv_pool
 from harness.engines.environment import need_build, need_nixl
 from harness.engines.request import Ask, Exchange
+from harness.engines.session import EngineGroupSession
 from harness.errors import EnvironmentFault, HandoffError, ProfileError, RefusedError
 from harness.history.records import Leg
 from harness.profiles.load import load_profile
 from harness.supervision.server import INHERITED, INHERITED_PREFIXES, full_environment
-from tests.support.builders import extending
-from tests.support.engines import ENVIRONMENT, FakeClient, command_of, option
+from tests.support.builders import extending, speculation, steps_for
+from tests.support.engines import ENVIRONMENT, FakeClient, command_of, group_of, option
 
 
 def commands(kind: str, profile_name: str = "cpu") -> dict[str, EngineCommand]:
@@ -372,3 +373,27 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path):
     (tmp_path / "adapter_model.bin").write_text("pickled")
     with pytest.raises(ProfileError, match="expected a LoRA adapter with adapter_model"):
         load_profile(source)
+
+
+@pytest.mark.parametrize(
+    ("profile", "cell", "tokens", "near"),
+    [
+        ("cpu", "single-eagle3", 415, False),
+        ("cpu", "single-eagle3", 416, True),
+        # Runner V1 on an H200: 222 tokens and an answer of 192, whose last step had no drafts.
+        ("gpu", "single-eagle3", 414, True),
+        ("gpu", "single-eagle3", 411, True),
+        ("gpu", "single-eagle3", 410, False),
+    ],
+)
+def test_steps_near_the_end_of_the_context_may_have_no_drafts(profile, cell, tokens, near, tmp_path):
+    session = EngineGroupSession(group_of(cell), load_profile(profile), ENVIRONMENT, tmp_path)
+    leg = Leg(
+        role="single",
+        request_id="r",
+        usage_prompt_tokens=tokens - 192,
+        output_ids=(7,) * 192,
+        speculation=speculation(steps_for(192)),
+    )
+    found = session._described(leg).speculation
+    assert found is not None and found.at_limit is near

@@ -18,7 +18,9 @@ from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known, expected_anyway
 from harness.judging.references import References, baselines_for
+from harness.profiles.cells import select_cells
 from harness.profiles.known_defects import load_known
+from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess
 from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
@@ -297,6 +299,19 @@ def test_more_findings_than_listed_are_not_covered(tmp_path):
 
 def garbage(o, **changes):
     return change_final(o, output_ids=(9, 9, 9), usage_completion_tokens=3, **changes) if o.scenario == "sampled" else o
+
+
+def test_shipped_entries_of_a_runner_hold_on_the_device_where_they_show():
+    """On GPUs runner V2 recorded the baselines, so that it is V1 that accepts fewer drafts, in cells of gpu-ways."""
+    shipped = {e.defect.id: e.defect for e in load_known(REPOSITORY / "known-defects.yaml").entries}
+    ways = {c.id for c in select_cells(load_profile("gpu-ways"), [])}
+    lone, two_p, against_v2 = (shipped[f"v1-drafter-at-chunk-ends{more}"] for more in ("", "-of-two-p", "-against-v2"))
+    assert {(d.devices, d.model_runners) for d in (lone, two_p)} == {(("cpu",), ("V2",))}
+    assert (against_v2.devices, against_v2.model_runners) == (("gpu",), ("V1",)) and ways >= set(against_v2.cells)
+    for name in ("min-tokens-with-speculation", "min-tokens-in-a-trace"):
+        assert shipped[name].model_runners == ("V1",)
+    asked = {cell for cell in shipped["min-tokens-with-speculation"].cells if "+" in cell}
+    assert len(asked) == 6 and asked <= ways
 
 
 def test_shipped_entry_does_not_cover_an_answer_that_ended_in_an_error():

@@ -33,6 +33,7 @@ from tests.support.builders import (
     speculation,
     view,
     with_answers,
+    with_profile,
     with_run,
 )
 
@@ -133,6 +134,32 @@ def test_drafts_of_another_runner_are_no_drift_and_no_improvement():
         for by in (lookups(LENGTHS), across)
     ]
     assert verdicts == [{Verdict.DRIFT}, {Verdict.REGRESSION}]
+
+
+@pytest.mark.parametrize(
+    ("across", "dtype", "lost", "fails"),
+    [
+        # One draft of 30 steps, as DFlash with Triton's attention had on an H200: a near tie that is rounded otherwise.
+        ("attention_backend", "bfloat16", 1, False),
+        ("enforce_eager", "bfloat16", 1, False),
+        # Lost KV is no rounding; numbers of 32 bits, and the same kernels, round no draft away.
+        ("attention_backend", "bfloat16", 10, True),
+        ("attention_backend", "float32", 1, True),
+        ("model_runner", "bfloat16", 1, True),
+        ("extra_args", "bfloat16", 1, True),
+    ],
+)
+def test_kernels_that_round_otherwise_may_turn_a_draft(across, dtype, lost, fails):
+    o = observation("single-eagle3", 65)
+    steps = o.final.speculation.per_step_accepted
+    fewer_accepted = (*(0 for _ in range(2 * lost)), *steps[lost:])
+    changed = change_final(o, speculation=speculation(fewer_accepted))
+    engine = {"device": "gpu", "dtype": dtype, "kv_buffer_device": "cuda"}
+    made = history([changed])
+    made = with_profile(made, engine=engine)
+    by = {name: found._replace(across=(across,)) for name, found in lookups([65]).items()}
+    found = [f for f in judge(made, by).findings if f.check == "acceptance-baseline"]
+    assert {f.verdict for f in found} == ({Verdict.REGRESSION} if fails else set())
 
 
 # --- 4: drafts that differ where rows move ---------------------------------------------------------------------------

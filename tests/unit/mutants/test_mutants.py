@@ -23,12 +23,13 @@ from harness.judging.findings import CellVerdict, CheckResult, DamageClass, Diag
 from harness.lab.selftest.outcome import classify_kill, first_caught
 from harness.lab.selftest.report import render_markdown, write_selftest
 from harness.lab.selftest.run import SelfTester
-from harness.lab.selftest.setups import choose_prompts, make_setups, select_trials, trial_works
+from harness.lab.selftest.run import self_test as run_self_test
+from harness.lab.selftest.setups import choose_prompts, make_setups, not_shown, select_trials, trial_works
 from harness.mutants import LOG_MARK, families, hooks
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.exchange import MutatedExchange
 from harness.mutants.install import EnabledMutants, patched_roles, unbound, with_mutants
-from harness.mutants.model import COLD, Mutant, PromptChoice, Trial, declare
+from harness.mutants.model import COLD, RECURRENT, Mutant, PromptChoice, Trial, declare
 from harness.profiles.load import load_profile
 from harness.prompts.model import load_prompts
 from harness.reports.selftest_result import Kill
@@ -368,6 +369,47 @@ def test_profile_that_cannot_show_a_mutant_is_refused(tmp_path):
     prepared = prepare(path, [])
     with pytest.raises(UsageError, match="M5b shows in the scenario refill"):
         make_setups(select_trials(["M5b"], quick=False), prepared.profile, prepared.prompts)
+
+
+def test_faults_that_notes_of_the_kv_alone_show_are_not_tried_without_them(tmp_path):
+    seen = load_profile("gpu")
+    assert not_shown([t for t in TRIALS.values() if not t.long], seen) == {}
+    assert "which profile gpu-hybrid has off" in not_shown([TRIALS["N65"]], seen)["N65"]
+    blind = not_shown(list(TRIALS.values()), seen.model_copy(update={"witness": "off"}))
+    assert {"N56", "N57", "N58"} <= set(blind) and "M1" not in blind
+    assert "by notes of the KV caches, which profile gpu has off" in blind["N57"]
+    source = tmp_path / "blind.yaml"
+    source.write_text('format: 1\nname: blind\nextends: gpu\nwitness: "off"\n')
+    with pytest.raises(UsageError, match="fault N56 cannot show: kv-computed alone shows it"):
+        run_self_test(str(source), ["N56", "M1"], False, False, None, tmp_path, None)
+
+
+def test_faults_that_were_not_tried_are_told_and_fail_nothing(tmp_path):
+    test = self_test([Kill.KILLED], [Verdict.PASS]).model_copy(update={"not_tried": {"N56": "no notes"}})
+    assert test.exit_code == 0 and "1 killed, not tried: N56;" in test.sentence
+    write_selftest(test, tmp_path)
+    assert "N56 not tried: no notes." in render_markdown(test)
+    assert "N56 not tried:</strong> no notes" in (tmp_path / "report.html").read_text()
+
+
+def test_engines_of_a_trial_are_those_of_the_profile_s_device():
+    """Windows need a larger pool where steps overlap, and GPUs send from their own memory unless they are told."""
+    gpu = prepare("gpu", [])
+    windows, staging = make_setups([TRIALS["N20"], TRIALS["M4g"]], gpu.profile, gpu.prompts)
+    assert windows.profile.engine.kv_blocks == load_profile("gpu-layouts").engine.kv_blocks == 42
+    assert windows.profile.baselines == load_profile("gpu-layouts").baselines
+    assert windows.profile.engine.device == "gpu" and windows.profile.witness == "kv"
+    assert (gpu.profile.engine.kv_buffer_device, staging.profile.engine.kv_buffer_device) == ("cuda", "cpu")
+    cpu = make_setups([TRIALS["N20"]], PROFILE, PROMPTS)[0]
+    assert cpu.profile.engine.kv_blocks == load_profile("cpu-layouts").engine.kv_blocks
+
+
+def test_recurrent_state_on_gpus_has_the_settings_that_it_needs_there():
+    gpu = prepare("gpu", [])
+    name = next(m for m, t in TRIALS.items() if t.engines is RECURRENT)
+    engine = make_setups([TRIALS[name]], gpu.profile, gpu.prompts)[0].profile.engine
+    assert engine.extra_args == ("--gdn-prefill-backend", "triton")
+    assert engine.env == {"VLLM_SSM_CONV_STATE_LAYOUT": "DS", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 # --- judging a trial -------------------------------------------------------------------------------------------------
