@@ -153,7 +153,8 @@ def needs_repeats(cell: CellView) -> bool:
 def engines_repeat(cell: CellView) -> CheckResult:
     """Say that such a state is not judged, since the engines of this run do not repeat their answers."""
     message = (
-        f"expected engines that give the same tokens again, however they are asked, to judge {cell.scenario} by, "
-        "found none in this run (tier auto); use batch-invariant kernels, or scenarios with prompts by number"
+        f"expected engines whose answers are equal bit for bit, by which {cell.scenario} is judged, found others in "
+        "this run (tier auto): they do not repeat themselves, or rounding decides too many tokens; use batch-invariant "
+        "kernels, or scenarios with prompts by number"
     )
     return conclude(REPEATS, cell.id, 0, [cell.untested(REPEATS, message)])

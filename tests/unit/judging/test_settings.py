@@ -86,4 +86,4 @@ def test_a_state_that_only_equal_runs_can_judge_is_unknown_where_engines_do_not_
     assert settings.needs_repeats(cell) is applies
     assert settings.needs_repeats(view(made, "single-none")) is False
     result = settings.engines_repeat(cell)
-    assert result.verdict is Verdict.UNKNOWN and "by which hit is judged" in result.findings[0].message
+    assert result.verdict is Verdict.UNKNOWN and "bit for bit, by which hit is judged" in result.findings[0].message
