@@ -31,6 +31,9 @@ SentTo = Literal["cell", "prefill", "local", "former-p", "reference", "read-back
 parameters of an earlier hand-off, as if that P had been restarted since, or as they are, or to P alone, which answers
 from what it reads back from D."""
 
+MISTAKES_TOGETHER = " and "
+"""Between the mistakes that were made with one hand-off."""
+
 Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A number that an engine counted: any that a column can hold, so that a wrong one is recorded and judged."""
 
@@ -402,6 +405,11 @@ class Observation(Strict):
     def asked_for(self) -> tuple[object, ...]:
         """What was asked for: requests that are equal in this have the same right answer."""
         return self.sent_ids, self.form, self.api, self.max_tokens, self.temperature, self.feature
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """What a router did to the hand-off."""
+        return tuple(self.mistake.split(MISTAKES_TOGETHER)) if self.mistake else ()
 
     @property
     def cut_short(self) -> bool:

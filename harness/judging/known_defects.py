@@ -113,7 +113,7 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
 
 def _sent_as(defect: KnownDefect, o: Observation | None) -> bool:
     """Return whether a request was sent as the defect needs it."""
-    by_mistake = o is not None and o.mistake in defect.mistakes
+    by_mistake = o is not None and any(mistake in defect.mistakes for mistake in o.mistakes)
     with_parameter = o is not None and o.feature in defect.parameters
     return (by_mistake or not defect.mistakes) and (with_parameter or not defect.parameters)
 

@@ -1,4 +1,4 @@
-"""The mutants of the client and of the router (M9, N6), which change how requests are sent, not the engines."""
+"""The mutants of the client and of the router (M9, N6, N73), which change how requests are sent, not the engines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from harness.engines.request import Ask, Exchange
 from harness.history.records import Leg
 from harness.profiles.cells import Role
 from harness.profiles.model import Profile
+
+_KNOWN_TO_OPENAI = {"frequency_penalty", "logprobs", "presence_penalty", "seed", "stop", "top_p"}
+"""Names of parameters that a router hands on with N73."""
 
 
 class MutatedExchange(Exchange):
@@ -27,6 +30,12 @@ class MutatedExchange(Exchange):
     def _router(self, hand_off: bool) -> Client:
         """Return the client of the router to use. With N6, that router does not know P and sends everything to D."""
         return super()._router(hand_off and not self._is_on("N6"))
+
+    def _ask_router(self, ask: Ask) -> Leg:
+        """Send a request to the router. With N73, it lacks the parameters that OpenAI's API does not have."""
+        if self._is_on("N73"):
+            ask = ask._replace(fields={k: v for k, v in ask.fields.items() if k in _KNOWN_TO_OPENAI})
+        return super()._ask_router(ask)
 
     def _ask_decode(self, ask: Ask, prefill: Leg, salt: str) -> Leg:
         """Send the decode request. With M9, it lacks P's parameters, as if a router had lost them, so that P keeps its

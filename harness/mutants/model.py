@@ -93,6 +93,8 @@ class Trial(NamedTuple):
     """Whether only the complete self-test tries it: those with engines that are restarted, added or built otherwise
     take half of the time of all others."""
     engines: OwnEngines | None = None
+    borrowed: tuple[Borrowed, ...] = ()
+    """Scenarios of shipped profiles that the profile's own engines are asked, where it has none of their names."""
     mutant: str = ""
     """Id of the mutant, which ``declare`` fills in."""
 

@@ -388,9 +388,15 @@ class Player:
             future.result()
         if any(answer.ended for answer in answers):
             return answers, {}, released
-        if any(s.abandon is not None for s in stage.sends) or any(g.ended_by_text for a in answers for g in a.legs):
-            session.settle()
-        return answers, counters.grown(leg for a in answers for leg in a.legs), released
+        try:
+            if any(s.abandon is not None for s in stage.sends) or any(g.ended_by_text for a in answers for g in a.legs):
+                session.settle()
+            return answers, counters.grown(leg for a in answers for leg in a.legs), released
+        except HandoffError:
+            if not any(s.mistake for s in stage.sends):
+                raise
+            # An engine that ends because a client gives up tells no counters; that it has ended is looked for next.
+            return answers, {}, released
 
     def _held(self, stage: Stage) -> Role | None:
         """Return the engine to hold at the start of a stage, or None."""

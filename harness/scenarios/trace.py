@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from harness.history.records import Observation
+from harness.history.records import MISTAKES_TOGETHER, Observation
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import OF_TEXT, Abandon, Trace, TraceRequest, api_of, is_chat
@@ -157,11 +157,11 @@ def _mistake(config: Trace, place: tuple[int, int], request: TraceRequest) -> st
     """Return what is done to a hand-off: where P was asked for others since, it may have used its blocks for them."""
     if request.parameters_of is None:
         return "more-tokens"
-    if request.lost:
-        return f"{LOST}{request.lost}"
     stage, number = request.parameters_of
     asked = [((i, j), r) for i, some in enumerate(config.stages[: place[0] + 1]) for j, r in enumerate(some)]
     to_p = [r for at, r in asked if at > (stage, number) and r.to != "local" and r.parameters_of is None]
+    if request.lost:
+        return MISTAKES_TOGETHER.join([*(["used-late"] if to_p else []), f"{LOST}{request.lost}"])
     if to_p:
         return "used-late"
     beside = sum(r.parameters_of == request.parameters_of for r in config.stages[place[0]])

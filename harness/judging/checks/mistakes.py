@@ -34,7 +34,7 @@ def mistaken_hand_offs(cell: CellView) -> CheckResult:
 
 
 def _of_mistake(cell: CellView, o: Observation) -> Iterator[Finding]:
-    what = f"a hand-off in which {_done(o.mistake or '')} to be answered as its prompt is, or refused"
+    what = f"a hand-off in which {' and '.join(map(_done, o.mistakes))} to be answered as its prompt is, or refused"
     failure = o.failure
     if o.final is not None and o.error is None:
         yield from _wrong_tokens(cell, o, what)

@@ -66,6 +66,8 @@ def _parted(cell: CellView, name: str, answer: Answer, other: str, wanted: Ids, 
     """Return the finding on an answer that is not that of another cell of this run."""
     verdict, _ = decide(Facts(change="differ", against="this run"))
     message = in_words(at, answer.output, wanted, f"{other} of this run")
+    if _as_without_parameter(cell, answer.o, answer.output):
+        message += f"; it is the answer to this prompt without {answer.o.feature}"
     damage = _damage(cell, answer.o, at, answer.output, wanted)
     return cell.finding(name, verdict, damage, message, answer.o, difference(at, answer.output, wanted))
 
@@ -75,7 +77,15 @@ def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: I
     stopped."""
     only_the_end = at.position == min(len(ours), len(wanted))
     ends = o.answered_otherwise or stop_at(o.feature, len(wanted)) is not None
-    return "sampler" if (only_the_end and ends) or _read_its_own(cell, o, ours) else cell.wrong_output
+    not_kv = (only_the_end and ends) or _as_without_parameter(cell, o, ours) or _read_its_own(cell, o, ours)
+    return "sampler" if not_kv else cell.wrong_output
+
+
+def _as_without_parameter(cell: CellView, o: Observation, ours: Ids) -> bool:
+    """Return whether a request with a parameter has the right answer to its prompt, as if it had not been asked with
+    it: its KV is right. Another adapter's is not."""
+    row = cell.rows(cell.name.plain).get(o.prompt_id) if o.answered_otherwise and not o.adapter else None
+    return row is not None and bool(ours) and row.output_ids[: len(ours)] == ours
 
 
 def _read_its_own(cell: CellView, o: Observation, ours: Ids) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.errors import UsageError
 from harness.history.records import COLD
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
-from harness.mutants.model import Borrowed, PromptChoice, Trial
+from harness.mutants.model import Borrowed, OwnEngines, PromptChoice, Trial
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
 from harness.profiles.load import load_profile, shipped_profile_names
 from harness.profiles.methods import Method
@@ -165,19 +165,16 @@ def choose_prompts(choice: PromptChoice, prompts: PromptSet, profile: Profile, m
 
 def make_setups(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> list[Setup]:
     """Group trials by the engines that they need. Raises UsageError when the profile cannot show one."""
-    grouped: dict[tuple[str, str, str], list[Trial]] = {}
+    grouped: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
-        if trial.method not in {m.kind for m in _own_profile(profile, trial).methods}:
+        if trial.method not in {m.kind for m in _own_profile(profile, [trial]).methods}:
             raise UsageError(
                 f"fault {trial.mutant} shows with {trial.method}, which profile {profile.name} does not have; name "
                 "other faults or another profile"
             )
-        # A pair serves single cells too, on its decode engine.
-        pairs = {t.method for t in trials if any(v.topology == "pd" for v in t.views)}
-        topology = "pd" if trial.method in pairs else "single"
         own = trial.engines.description if trial.engines else "" if trial.starts else trial.mutant
-        grouped.setdefault((topology, trial.method, own), []).append(trial)
-    return [_setup(key, members, profile, prompts) for key, members in grouped.items()]
+        grouped.setdefault((trial.method, own), []).append(trial)
+    return [_setup(members, profile, prompts) for members in grouped.values()]
 
 
 def parted(setup: Setup, parts: int, prompts: PromptSet) -> list[Setup]:
@@ -214,14 +211,22 @@ def _requests_s(works: Sequence[CellWork], setup: Setup) -> float:
     return sum(setup.group.expected.request_s(w.cell.topology) * w.requests for w in works)
 
 
-def _own_profile(profile: Profile, trial: Trial) -> Profile:
-    """Return the profile with what a trial needs of its engines."""
-    own = trial.engines
-    if own is None:
-        return profile
+def _own_profile(profile: Profile, trials: Sequence[Trial]) -> Profile:
+    """Return the profile with what trials that share engines need of them, and the scenarios that they borrow."""
+    own = trials[0].engines
+    profile = _with_own_engines(profile, own) if own is not None else profile
+    for borrowed in (b for t in trials for b in t.borrowed):
+        profile = _with_scenario(profile, borrowed)
+    return profile
+
+
+def _with_own_engines(profile: Profile, own: OwnEngines) -> Profile:
     if own.like:
         other = load_profile(_for_device(own.like, profile.engine.device))
         profile = _with_engine(profile, **{name: getattr(other.engine, name) for name in own.settings})
+        across = tuple(dict.fromkeys((*profile.judging.baseline_across, *other.judging.baseline_across)))
+        judging = profile.judging.model_copy(update={"baseline_across": across})
+        profile = profile.model_copy(update={"judging": judging})
         if own.target:
             profile = _with_target(profile, other)
         if own.target or own.pool:
@@ -283,19 +288,21 @@ def _with_scenario(profile: Profile, borrowed: Borrowed) -> Profile:
     return profile.model_copy(update={"scenarios": (*profile.scenarios, *added)})
 
 
-def _setup(key: tuple[str, str, str], trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
-    topology, kind, _ = key
-    own = _own_profile(profile, trials[0])
+def _setup(trials: Sequence[Trial], profile: Profile, prompts: PromptSet) -> Setup:
+    """Return the engines of trials with one method. A pair serves single cells too, on its decode engine."""
+    own = _own_profile(profile, trials)
+    kind = trials[0].method
     method = next(m for m in own.methods if m.kind == kind)
-    names: list[TopologyName] = ["pd", "single"] if topology == "pd" else ["single"]
     wanted = {(v.topology, v.route) for t in trials for v in t.views}
+    pair = any(topology == "pd" for topology, _ in wanted)
+    names: list[TopologyName] = ["pd", "single"] if pair else ["single"]
     cells = tuple(Cell(name, method, route) for name in names for route in ROUTES if (name, route) in wanted)
     none = next((m for m in profile.methods if m.kind == "none"), None)
     prefill = none if trials[0].mutant == "M10" else None
     plain = None
     if kind != "none" and none is not None and _by_plain(trials, own):
         plain = EngineGroup("single", none, (Cell("single", none),), expected=own.expected)
-    group = EngineGroup("pd" if topology == "pd" else "single", method, cells, prefill, expected=own.expected)
+    group = EngineGroup("pd" if pair else "single", method, cells, prefill, expected=own.expected)
     return Setup(group, own, tuple(trials), _control(cells, trials, own, prompts), plain)
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import BOTH_FORMS, COLD, PAIR, SINGLE, Mutant, Trial, View, declare
+from harness.mutants.model import (
+    BOTH_FORMS,
+    COLD,
+    PAIR,
+    SINGLE,
+    Borrowed,
+    Mutant,
+    Trial,
+    View,
+    declare,
+    in_pair,
+)
 
 declare(
     Mutant(
@@ -88,3 +99,21 @@ def _n22(original: Any, active: Active, self: Any, prompt: Any, params: Any) -> 
         active.fired()
         del tokens["prompt_token_ids"][3]
     return tokens
+
+
+declare(
+    Mutant(
+        "N73",
+        "the router hands on no parameter that OpenAI's API has not",
+        "a router that builds requests anew, as it knows them",
+        "client",
+        "what is asked of the router lacks every parameter of vLLM's own, such as bad_words",
+    ),
+    Trial(
+        (View("pd", "parameters-by-router", "router"),),
+        "sampler",
+        ("tokens-reference",),
+        clean=in_pair("parameters"),
+        borrowed=(Borrowed("cpu-full", "parameters-by-router"),),
+    ),
+)

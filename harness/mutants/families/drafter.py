@@ -425,8 +425,7 @@ declare(
         ("kv-computed", *STEPS),
         clean=(*SINGLE, *in_single("chunked-prefill")),
         method="dflash",
-        long=True,
-        engines=OwnEngines("prompts at the edges of a step", scenarios=(CHUNK_EDGES,)),
+        borrowed=(CHUNK_EDGES,),
     ),
 )
 tells_drafter_apart("N66")

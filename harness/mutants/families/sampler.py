@@ -7,8 +7,21 @@ import itertools
 from typing import Any
 
 from harness.mutants.hooks import Active, patch
-from harness.mutants.model import PAIR, SINGLE, STEPS, TOKENS, Mutant, Trial, declare, in_both, in_pair, in_single
-from harness.mutants.targets import RUNNER, V2
+from harness.mutants.model import (
+    PAIR,
+    SINGLE,
+    STEPS,
+    TOKENS,
+    Borrowed,
+    Mutant,
+    OwnEngines,
+    Trial,
+    declare,
+    in_both,
+    in_pair,
+    in_single,
+)
+from harness.mutants.targets import RUNNER, V2, each_step
 
 declare(
     Mutant(
@@ -418,3 +431,177 @@ def _n50(original: Any, active: Active, self: Any, scheduler_output: Any, model_
     exchanged = copy.copy(model_runner_output)
     exchanged.req_id_to_index = {**rows, one: rows[other], other: rows[one]}
     return original(self, scheduler_output, exchanged)
+
+
+_BATCH = "vllm.v1.worker.gpu_input_batch"
+
+declare(
+    Mutant(
+        "N70",
+        "penalties of one request are another's in a batch",
+        "class of vllm #5639",
+        "decode",
+        "in a batch of several requests, each row is given the penalties of the row before it",
+    ),
+    Trial(
+        in_single("parameters-in-a-crowd"),
+        "sampler",
+        ("tokens-reference",),
+        clean=in_single("parameters"),
+        borrowed=(Borrowed("cpu-full", "parameters-in-a-crowd"),),
+    ),
+)
+
+
+@patch("N70", _BATCH, "InputBatch._make_sampling_metadata", ("self",), runner="V1")
+def _n70(original: Any, active: Active, self: Any) -> Any:
+    metadata = original(self)
+    if active() and not metadata.no_penalties and len(metadata.repetition_penalties) > 1:
+        active.fired()
+        for name in ("repetition_penalties", "frequency_penalties", "presence_penalties"):
+            setattr(metadata, name, getattr(metadata, name).roll(1))
+    return metadata
+
+
+@patch(
+    "N70",
+    f"{V2}.sample.penalties",
+    "apply_penalties",
+    ("logits", "expanded_idx_mapping", "token_ids", "expanded_local_pos"),
+    runner="V2",
+)
+def _n70_v2(original: Any, active: Active, logits: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
+    batch = list(dict.fromkeys(rows.tolist())) if active() else []
+    if len(batch) > 1:
+        active.fired()
+        before = dict(zip(batch, [batch[-1], *batch[:-1]], strict=True))
+        rows = rows.new_tensor([before[row] for row in rows.tolist()])
+    return original(logits, rows, *args, **kwargs)
+
+
+declare(
+    Mutant(
+        "N71",
+        "a penalty knows nothing of a prompt that is computed in chunks",
+        "class of vllm-metal #69",
+        "decode",
+        "of a prompt whose first step does not compute the rest of it, no token counts for the repetition penalty",
+    ),
+    Trial(
+        in_single("parameters-in-chunks"),
+        "sampler",
+        ("tokens-reference",),
+        clean=(*in_single("parameters"), *in_single("chunked-prefill")),
+        borrowed=(Borrowed("cpu-full", "parameters-in-chunks"),),
+    ),
+)
+
+_CHUNKED: set[str] = set()
+"""Requests whose prompt is computed in several steps."""
+
+
+@each_step("N71")
+def _n71_note(_active: Active, _runner: Any, scheduler_output: Any) -> None:
+    _CHUNKED.difference_update(scheduler_output.finished_req_ids)
+    for request in scheduler_output.scheduled_new_reqs:
+        step = scheduler_output.num_scheduled_tokens[request.req_id]
+        if request.num_computed_tokens + step < len(request.prompt_token_ids):
+            _CHUNKED.add(request.req_id)
+
+
+@patch("N71", _BATCH, "InputBatch._make_prompt_token_ids_cpu_tensor", ("self",), runner="V1")
+def _n71(original: Any, active: Active, self: Any) -> Any:
+    tokens = original(self)
+    for row, name in enumerate(self.req_ids):
+        if active() and name in _CHUNKED:
+            active.fired()
+            tokens[row] = self.vocab_size
+    return tokens
+
+
+@patch("N71", f"{V2}.model_runner", "GPUModelRunner.add_requests", ("self", "scheduler_output"), runner="V2")
+def _n71_v2(original: Any, active: Active, self: Any, scheduler_output: Any) -> None:
+    original(self, scheduler_output)
+    chunked = [r.req_id for r in scheduler_output.scheduled_new_reqs if active() and r.req_id in _CHUNKED]
+    for penalties in self.sampler.logits_processors if chunked else ():
+        if hasattr(penalties, "prompt_bin_mask"):
+            active.fired()
+            penalties.prompt_bin_mask[[self.req_states.req_id_to_index[name] for name in chunked]] = 0
+
+
+declare(
+    Mutant(
+        "N72",
+        "a request that was preempted has lost its penalties",
+        "class of state that a resumed request does not get back",
+        "decode",
+        "a request that comes back to the batch with tokens of its answer is taken in without its penalties",
+    ),
+    Trial(
+        in_single("parameters-preempted"),
+        "sampler",
+        ("tokens-reference",),
+        clean=in_single("parameters"),
+        borrowed=(Borrowed("cpu-full", "parameters-preempted"),),
+    ),
+)
+
+
+def _without_penalties(active: Active, request: Any, resumed: bool) -> Any:
+    """Return a copy of a request that was preempted, without its penalties; any other as it is."""
+    asked = request.sampling_params
+    if not resumed or not active() or asked is None or asked.repetition_penalty == 1.0:
+        return request
+    active.fired()
+    request = copy.copy(request)
+    request.sampling_params = copy.copy(asked)
+    request.sampling_params.repetition_penalty = 1.0
+    return request
+
+
+@patch("N72", _BATCH, "InputBatch.add_request", ("self", "request"), runner="V1")
+def _n72(original: Any, active: Active, self: Any, request: Any) -> Any:
+    return original(self, _without_penalties(active, request, bool(request.output_token_ids)))
+
+
+@patch("N72", f"{V2}.model_runner", "GPUModelRunner.add_requests", ("self", "scheduler_output"), runner="V2")
+def _n72_v2(original: Any, active: Active, self: Any, scheduler_output: Any) -> None:
+    scheduler_output.scheduled_new_reqs = [
+        _without_penalties(active, r, len(r.prefill_token_ids) > len(r.prompt_token_ids))
+        for r in scheduler_output.scheduled_new_reqs
+    ]
+    original(self, scheduler_output)
+
+
+declare(
+    Mutant(
+        "N74",
+        "a request that priorities preempt says its last token again",
+        "class of vllm #28558",
+        "decode",
+        "Scheduler._preempt_request, where requests are scheduled by their priorities, takes the last token of the "
+        "answer away",
+    ),
+    Trial(
+        in_single("priorities"),
+        "sampler",
+        ("tokens-reference", "response-invariants"),
+        clean=SINGLE,
+        long=True,
+        engines=OwnEngines(
+            "priorities",
+            like="cpu-priority",
+            settings=("extra_args",),
+            scenarios=(Borrowed("cpu-priority", "priorities"),),
+        ),
+    ),
+)
+
+
+@patch("N74", "vllm.v1.core.sched.scheduler", "Scheduler._preempt_request", ("self", "request", "timestamp"))
+def _n74(original: Any, active: Active, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    original(self, request, *args, **kwargs)
+    if active() and self.policy.name == "PRIORITY" and request.num_output_tokens:
+        active.fired()
+        request._output_token_ids.pop()
+        request._all_token_ids.pop()

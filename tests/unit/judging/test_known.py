@@ -166,6 +166,8 @@ def test_an_entry_of_a_mistake_covers_such_hand_offs_alone(tmp_path):
     entry = {**ENTRY, "mistakes": ["used-late", "lost remote_host"]}
     for mistake, verdict in (
         ("lost remote_host", Verdict.KNOWN),
+        ("used-late and lost tp_size", Verdict.KNOWN),
+        ("lost tp_size", Verdict.REGRESSION),
         ("used-twice", Verdict.REGRESSION),
         (None, Verdict.REGRESSION),
     ):

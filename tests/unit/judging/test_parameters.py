@@ -89,6 +89,18 @@ def test_kv_is_to_blame_where_the_single_engine_is_right(single, damage):
     assert [f.damage for f in result.findings] == [damage]
 
 
+def test_an_answer_as_if_the_parameter_had_not_been_asked_for_is_told_as_that():
+    """A router that hands on no bad words; the single engine was not asked. KV that gives the right words is right."""
+    (row,) = (r for r in lookups([40])["none"].baseline.rows if r.prompt_id == "p40")
+    known = row.output_ids[:6]
+    plain = asked("single-none", output_ids=(7, 8, 9, 10, 11, 12))
+    (finding,) = tokens_reference(seen(asked("pd-none", output_ids=known), plain, cell="pd-none")).findings
+    assert finding.damage == "sampler"
+    assert finding.message.endswith("; it is the answer to this prompt without bad-words")
+    (other,) = tokens_reference(seen(asked("pd-none"), plain, cell="pd-none")).findings
+    assert other.damage == "target-kv" and "without bad-words" not in other.message
+
+
 def test_a_cell_without_the_plain_engine_has_nothing_to_be_compared_with():
     judged = judge_cell(seen(asked("single-eagle3")))
     state = next(r for r in judged.results if r.check == "state-occurred")

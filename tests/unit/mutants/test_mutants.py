@@ -214,7 +214,7 @@ def test_every_historic_defect_is_quick():
     assert [t.mutant for t in select_trials(["M7", "M1"], quick=False)] == ["M1", "M7"]
     usual, whole = ({t.mutant for t in select_trials([], False, complete=e)} for e in (False, True))
     long = {"N25", "N26", "N27", "N28", "N29", "N30", "N31", "N36", "N46", "N48"}
-    long |= {"N59", "N60", "N61", "N62", "N63", "N64", "N65", "N66"}
+    long |= {"N59", "N60", "N61", "N62", "N63", "N64", "N65", "N74"}
     assert (whole - usual, whole) == (long, set(MUTANTS))
     with pytest.raises(UsageError, match="M99"):
         select_trials(["M99"], quick=False)
@@ -306,7 +306,7 @@ def test_no_engine_is_started_twice_for_the_same_configuration():
     # Seven of engines that read with drafters, two that write, two of which P is restarted, two that a second P joins,
     # six without drafters, two with a drafter and recurrent state, two with a drafter of several modules,
     # two that grow old, two whose k depends on the batch, two of which P is unlike D, two with adapters, two that tell
-    # of their prefix caches, one that is asked at the edges of a step.
+    # of their prefix caches, one that schedules by priorities.
     assert sum(s.group.engines for s in setups) <= 34
     for setup in setups:
         assert {(w.cell.id, i) for w in setup.control for i in w.items} or any(w.scripts for w in setup.control)
@@ -320,7 +320,7 @@ def test_the_plain_engine_is_started_only_for_what_it_alone_knows():
             if beside := setup.plain_works(works):
                 assert all(work.scripts for work in beside)
                 asked.add(trial.mutant)
-    assert asked == {"N38", "N39", "N59", "N60", "N61"}
+    assert asked == {"N38", "N39", "N59", "N60", "N61", "N70", "N71", "N72", "N73", "N74"}
 
 
 def test_a_fault_is_tried_with_the_profiles_own_scenario_or_refused():
@@ -347,7 +347,7 @@ def test_faults_are_tried_with_each_method_that_can_show_them():
     shown = {
         m: {t.mutant for t in select_trials([], quick=False, method=m)} for m in ("eagle3", "dflash", "mtp", "none")
     }
-    assert shown["dflash"] - shown["mtp"] == {"M3", "N58"} and not {"M3", "N58"} & shown["eagle3"]
+    assert shown["dflash"] - shown["mtp"] == {"M3", "N58", "N66"} and not {"M3", "N58", "N66"} & shown["eagle3"]
     assert {"M1", "M4", "N4"} <= shown["mtp"] and not {"M1", "M4", "M8", "N4"} & shown["none"]
     assert {"M5b", "N2", "N19", "N20"} <= shown["none"] and not {"N19", "N20"} & shown["mtp"]
     with pytest.raises(UsageError, match="--method mtp can show none of the faults M3"):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +24,9 @@ from harness.engines.flags import parse_flags
 from harness.engines.inventory import Inventory, Memory, cpu_inventory, jobs_of
 from harness.engines.request import Ask
 from harness.engines.session import Broken
-from harness.errors import EngineDiedError, ModelUnavailableError
+from harness.errors import EngineDiedError, HandoffError, ModelUnavailableError
 from harness.history.folder import History, load_history, read_so_far
+from harness.history.records import Failure, Leg
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.references import baselines_for
@@ -67,6 +69,47 @@ def test_requests_that_cannot_be_held_together_are_not_sent():
         "not sent: single engine: expected POST /pause?mode=keep to answer 200, found 404; start the server with "
         "VLLM_SERVER_DEV_MODE=1"
     }
+
+
+def test_an_engine_that_ends_when_a_client_gives_up_is_the_answer_to_the_mistake():
+    """Its counters cannot be read then, which broke the whole cell: 0.33.0 on CPUs ends so."""
+    (work,) = prepare("cpu-full", ["pd-none"], ["lost-source"]).works
+    end = Broken("it ended", Failure(role="decode", words="KeyError: 'remote_engine_id'", ended=1), EngineDiedError(""))
+    client = SimpleNamespace(last_snapshot={}, snapshot=dict, counters_after=lambda before, awaited: {})
+    given = dict.fromkeys(("remote_engine_id", "remote_request_id", "remote_host", "remote_port"), 1)
+    gone: list[bool] = []
+    started: list[str] = []
+
+    def attempt(ask, legs):
+        if ask.former is not None:
+            gone.append(True)
+        elif ask.hand_off:
+            legs.append(Leg(role="prefill", request_id="r", kv_transfer_params={**given, "remote_block_ids": [[1]]}))
+
+    def settle():
+        if gone:
+            raise HandoffError("decode engine: expected metrics, found ReadError: [Errno 104] Connection reset by peer")
+
+    def restart_ended():
+        gone.clear()
+        started.append("again")
+
+    with ThreadPoolExecutor(2) as senders:
+        session = SimpleNamespace(
+            profile=load_profile("cpu-full"),
+            roles=("prefill", "decode"),
+            client=lambda _: client,
+            senders=senders,
+            ask_counted=lambda ask, legs: (None, {}),
+            attempt=attempt,
+            settle=settle,
+            end_of=lambda seconds: end if gone else None,
+            restart_ended=restart_ended,
+        )
+        played = list(Player(session, work.cell).play(work.scripts[0], 0))
+    mistaken = [o for o in played if o.mistake]
+    assert [o.mistake for o in mistaken] == [f"lost {name}" for name in (*given, "remote_block_ids")]
+    assert {o.failure for o in mistaken} == {end.failure} and len(started) == len(mistaken)
 
 
 def test_an_adapter_is_loaded_under_a_name_that_is_a_salt():

@@ -75,6 +75,8 @@ def test_requests_are_asked_with_everything_that_there_is():
     assert {r.lost for r in again} > {"", "remote_num_tokens", "remote_host"} and any(r.p_tokens > 1 for r in requests)
     sent = [s for t in made for script in scripts(t, KNOWN, "pd") for s in script.sends]
     assert {s.mistake for s in sent} > {None, "used-twice", "used-late", "shared", "more-tokens"}
+    # D reads what P has done with the blocks since, whatever got lost besides.
+    assert {s.mistake for s in sent} > {"lost tp_size", "used-late and lost tp_size"}
     # Most traces still have answers that baselines know.
     assert sum(r.feature in CHANGING for r in requests) < len(requests) / 4
 
