@@ -222,7 +222,7 @@ def run_command(
         from harness.commands.prepare_profile import make_missing
 
         make_missing(chosen.profile, _say, engines.engine_python, attached=bool(servers.urls))
-    prepared = prepare(*chosen.names)
+    prepared = prepare(*chosen.names, running=bool(servers.urls))
     prepared = _witnessed(prepared, witness, servers, choice)
     require_free(prepared, flags)
     executor: Executor = make_executor(choice, mutant or [], base_port)

@@ -98,13 +98,15 @@ def prepare(
     prompts_per_stratum: int | None = None,
     planned: bool = False,
     fetch: bool = True,
+    running: bool = False,
 ) -> Prepared:
     """Load and check everything that can be wrong before an engine is started.
 
     ``record`` selects what a baseline needs: every prompt that a run may send, cold, as ids. ``prompts_per_stratum``
     limits the cold prompts. With ``planned``, models and prompts need not exist, and placeholders by the recipe stand
     for missing prompts; the result cannot be run. Otherwise models in packages are fetched and folders at rest
-    expanded, which is said on stderr, unless ``fetch`` is false.
+    expanded, which is said on stderr, unless ``fetch`` is false. Servers that are ``running`` have started with the
+    KV pool that they have.
 
     Raises UsageError, DataError, ProfileError or EnvironmentFault.
     """
@@ -141,7 +143,7 @@ def prepare(
             continue
         chosen = _thinned(choice, prompts, prompts_per_stratum)
         works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
-        reasons = {} if planned else {c.id: _cannot_run(part, c) for c in mine}
+        reasons = {} if planned else {c.id: _cannot_run(part, c, running) for c in mine}
         lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
     if works and all(w.cell.id in lacking for w in works):
         words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
@@ -165,9 +167,10 @@ def _obtained(profile: Profile, cells: Sequence[Cell]) -> bool:
     return obtain_all(profile, methods, lambda words: print(f"harness: {words}", file=sys.stderr, flush=True))
 
 
-def _cannot_run(part: Profile, cell: Cell) -> str | None:
-    """Return why a cell cannot run, or None: what lacks, and what vLLM would refuse."""
-    if reason := reason_for(part, cell.method.kind) or _unlike_modules(part, cell):
+def _cannot_run(part: Profile, cell: Cell, running: bool) -> str | None:
+    """Return why a cell cannot run, or None: what lacks, and what vLLM would refuse when it starts."""
+    reason = reason_for(part, cell.method.kind) or _unlike_modules(part, cell)
+    if reason is not None or running:
         return reason
     engines = {"decode": cell.method, "prefill": cell.method.on_prefill}
     engines = engines if cell.topology == "pd" else {"single": cell.method}

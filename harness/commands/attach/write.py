@@ -83,7 +83,7 @@ def attach(servers: Mapping[Role, Server], router: Front | None, wanted: Wanted)
             load_profile(draft)
             notes.append("prompts and baselines of these models are made by `harness run --prepare`, or by hand")
         else:
-            prepared = prepare(draft, [])
+            prepared = prepare(draft, [], running=True)
             executor = AttachedExecutor(servers, router)
             executor.require_fit(prepared.plan, prepared.profile, prepared.works)
             trust = [*executor.on_trust(prepared.plan, prepared.profile), *trust]

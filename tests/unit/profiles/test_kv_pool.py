@@ -65,3 +65,4 @@ def test_a_cell_whose_engines_would_not_start_is_told_before_any_does(tmp_path):
     prepared = prepare(str(source), ())
     assert set(prepared.lacking) == {"pd-none", "single-none"}
     assert "expected engine.kv_blocks of at least 42" in prepared.lacking["pd-none"]
+    assert prepare(str(source), (), running=True).lacking == {}
