@@ -143,7 +143,7 @@ def prepare(
             continue
         chosen = _thinned(choice, prompts, prompts_per_stratum)
         works += [w for c in mine if (w := cell_work(part, prompts, c, chosen)).requests]
-        reasons = {} if planned else {c.id: _cannot_run(part, c, running) for c in mine}
+        reasons = {c.id: _cannot_run(part, c, planned, running) for c in mine}
         lacking |= {cell: reason for cell, reason in reasons.items() if reason is not None}
     if works and all(w.cell.id in lacking for w in works):
         words = "\n".join(f"  {reason}" for reason in dict.fromkeys(lacking.values()))
@@ -167,9 +167,10 @@ def _obtained(profile: Profile, cells: Sequence[Cell]) -> bool:
     return obtain_all(profile, methods, lambda words: print(f"harness: {words}", file=sys.stderr, flush=True))
 
 
-def _cannot_run(part: Profile, cell: Cell, running: bool) -> str | None:
-    """Return why a cell cannot run, or None: what lacks, and what vLLM would refuse when it starts."""
-    reason = reason_for(part, cell.method.kind) or _unlike_modules(part, cell)
+def _cannot_run(part: Profile, cell: Cell, planned: bool, running: bool) -> str | None:
+    """Return why a cell cannot run, or None: what lacks, if it is not only ``planned``, and what vLLM would refuse when
+    it starts."""
+    reason = None if planned else reason_for(part, cell.method.kind) or _unlike_modules(part, cell)
     if reason is not None or running:
         return reason
     engines = {"decode": cell.method, "prefill": cell.method.on_prefill}

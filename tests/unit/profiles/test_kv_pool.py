@@ -62,7 +62,8 @@ def test_a_cell_whose_engines_would_not_start_is_told_before_any_does(tmp_path):
     source = tmp_path / "small.yaml"
     source.write_text("format: 1\nname: small\nextends: gpu-layouts\nengine: {kv_blocks: 35, max_num_seqs: 4}\n")
     source.write_text(source.read_text() + "without_scenarios: [pressure, refill, late-pull, given-back]\n")
-    prepared = prepare(str(source), ())
+    planned, prepared = prepare(str(source), (), planned=True), prepare(str(source), ())
+    assert planned.lacking == prepared.lacking
     assert set(prepared.lacking) == {"pd-none", "single-none"}
     assert "expected engine.kv_blocks of at least 42" in prepared.lacking["pd-none"]
     assert prepare(str(source), (), running=True).lacking == {}
