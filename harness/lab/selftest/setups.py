@@ -83,7 +83,7 @@ def not_shown(trials: Sequence[Trial], profile: Profile) -> dict[str, str]:
     """Return the mutants that engines of a profile cannot show, each with the reason."""
     out = {}
     for trial in trials:
-        if _OF_THE_WITNESS.issuperset(trial.checks) and _own_profile(profile, trial).witness == "off":
+        if _OF_THE_WITNESS.issuperset(trial.checks) and _own_profile(profile, (trial,)).witness == "off":
             out[trial.mutant] = (
                 f"{' and '.join(trial.checks)} alone shows it, by notes of the KV caches, which profile "
                 f"{_profile_of_target(trial, profile)} has off; set witness: kv"
