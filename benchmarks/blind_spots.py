@@ -214,24 +214,28 @@ def _works(prepared: Prepared, cells: Sequence[Cell], most: int | None) -> list[
     ]
 
 
+class AskedFor(NamedTuple):
+    """What to damage, as the command line says it."""
+
+    prompts: int | None
+    """Most prompts for each damage."""
+    places: int | None
+    """So many random places, at one prompt, instead of each kind of damage."""
+    seed: int
+    inputs: bool
+    """Whether KV is left as it is, and only what a drafter is given is damaged."""
+    first: bool
+    """Whether all steps but the first after a hand-off are left as they are."""
+
+
 def try_method(
-    prepared: Prepared,
-    method: Method,
-    environment: EngineEnvironment,
-    folder: Path,
-    most: int | None,
-    places: int | None,
-    seed: int,
-    inputs: bool,
-    first: bool,
+    prepared: Prepared, method: Method, environment: EngineEnvironment, folder: Path, asked: AskedFor
 ) -> list[Seen]:
-    """Start a pair, ask the prompts without damage, then with each damage; ``most`` limits their number. With
-    ``places``, one prompt is asked with so many random places damaged; with ``inputs``, KV is left as it is, and all
-    steps but one with ``first``."""
+    """Start a pair, ask the prompts without damage, then with each damage."""
     cells = (Cell("pd", method, "client"), Cell("single", method, "client"))
     group = EngineGroup("pd", method, cells)
     damage = Damage(folder)
-    works = _works(prepared, cells, most)
+    works = _works(prepared, cells, asked.prompts)
     with Reporter(60.0) as reporter:
         recorder = Recorder(
             prepared.profile,
@@ -255,17 +259,18 @@ def try_method(
                 raise SystemExit(f"expected the pair to pass without damage, found {judged.verdict}: {judged.cells}")
             # What is known is found without damage, too.
             before = frozenset((f.id, f.message) for f in judged.findings)
-            if places is None:
+            if asked.places is None:
                 variants = _variants(method, modules_in(prepared.profile, method), damage.layers)
                 # A single engine prefills by itself, so that nothing arrives there.
                 return [
                     _try(session, works[v[-2] == _EVERY], control, baselines, before, damage, *v)
                     for v in variants
-                    if ("input" in v[-1] or not inputs) and (v[-2] == _FIRST or not first)
+                    if ("input" in v[-1] or not asked.inputs) and (v[-2] == _FIRST or not asked.first)
                 ]
             one = works[0]._replace(items=works[0].items[-1:])
             tokens = one.items[0].prompt.tokens
-            random_places = _random_places(damage.layers, _heads(folder / "control"), tokens, places, seed)
+            heads = _heads(folder / "control")
+            random_places = _random_places(damage.layers, heads, tokens, asked.places, asked.seed)
             return [_try(session, one, control, baselines, before, damage, *v) for v in random_places]
 
 
@@ -369,6 +374,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("methods", nargs="*")
     given = parser.parse_args(argv)
+    asked = AskedFor(given.prompts, given.places, given.seed, given.inputs, given.first)
     methods = given.methods
     prepared = prepare(given.profile, [], [COLD]).witnessing("kv")
     found: dict[str, list[Seen]] = {}
@@ -377,17 +383,7 @@ def main(argv: Sequence[str]) -> int:
             continue
         environment = engines_for(prepared.profile, Plan((), (EngineGroup("pd", method, ()),)), None)
         with tempfile.TemporaryDirectory() as folder:
-            found[method.kind] = try_method(
-                prepared,
-                method,
-                environment,
-                Path(folder),
-                given.prompts,
-                given.places,
-                given.seed,
-                given.inputs,
-                given.first,
-            )
+            found[method.kind] = try_method(prepared, method, environment, Path(folder), asked)
     if given.places is not None:
         print(*_table_of_places(found), sep="\n")
         missed = [(kind, s) for kind, seens in found.items() for s in seens if not s.witnessed]

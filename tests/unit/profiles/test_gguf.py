@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from harness.errors import EnvironmentFault, ModelUnavailableError, ProfileError
 from harness.profiles import at_rest, converted
@@ -103,6 +102,9 @@ def test_own_output_weights_are_kept(tmp_path):
 
 
 def test_tokenizer(tmp_path):
+    # Two seconds, which every worker would pay while it collects.
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder_from(tmp_path))
     text = tokenizer.apply_chat_template([{"role": "user", "content": "ab a12"}], tokenize=False)
     assert text == "<|im_start|>ab a12<|im_end|>"
