@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -330,7 +331,7 @@ class Observation(Strict):
         said = self.final if self.scenario != RESCORE else None
         return len(said.output_ids or ()) if said is not None else 0
 
-    @property
+    @cached_property
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
         if self.route == "read-back":
