@@ -17,7 +17,7 @@ from harness.judging.checks.request_acceptance import _NOTHING_IN, _WAYS
 from harness.profiles.model import Judging
 from harness.stats.exact import fisher_fewer, sign_more
 from harness.stats.paired import Matrix
-from harness.stats.trace import RoundingLimits, in_units, window_means
+from harness.stats.trace import RoundingLimits, are_beyond, in_units
 from harness.util.paths import REPOSITORY
 from tests.statistics.nights import Share
 
@@ -61,17 +61,14 @@ class Night:
 
     def __init__(self, plain: Matrix, gaps: Matrix, pd: Matrix) -> None:
         limits = RoundingLimits.of(list(plain), LEVEL, CELLS * TEXTS * TOKENS)
-        self.sizes, self.windows = np.array(limits.sizes), limits.windows
+        self.sizes, self.limits = np.array(limits.sizes), limits
         self.gap = max(limits.flipped_nats or OLD_NATS, float(np.sort(gaps.max(axis=1))[-2]))
         self.coarser = max(1.0, float(np.median(np.abs(pd).mean(axis=1) / self.sizes)))
 
     def beyond(self, moved: Matrix, gaps: Matrix, sizes: Matrix) -> Matrix:
         """Return which answers [N, tokens] are named."""
         units = in_units(moved, (sizes * self.coarser)[:, None])
-        out = gaps.max(axis=1) > self.gap * self.coarser
-        for size, limit in self.windows.items():
-            out |= window_means(units, size).max(axis=1) > limit
-        return out
+        return (gaps.max(axis=1) > self.gap * self.coarser) | are_beyond(units, self.limits)
 
 
 def margins(rng: np.random.Generator, answers: int) -> Matrix:

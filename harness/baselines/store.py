@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -84,10 +85,12 @@ def _parse(text: str, table: Path) -> tuple[BaselineRow, ...]:
     return tuple(rows)
 
 
+@lru_cache(maxsize=2048)
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split()))
 
 
+@lru_cache(maxsize=2048)
 def _floats(text: str) -> tuple[float | None, ...]:
     words = text.split()
     return tuple([None if v == "-" else float(v) for v in words] if "-" in words else map(float, words))

@@ -6,8 +6,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -28,7 +29,7 @@ from harness.engines.response import (
     transfer_params,
 )
 from harness.errors import AbandonedError, FailedAnswerError, HandoffError, RefusedError, RequestTimeoutError
-from harness.history.records import TOPS, Leg, Sibling, Speculation, leg_role
+from harness.history.records import TOPS, Leg, Preferred, Sibling, Speculation, leg_role
 from harness.profiles.cells import Role
 from harness.profiles.scenarios import Abandon, Api
 from harness.prompts.messages import Messages
@@ -342,8 +343,9 @@ def parse_completion(
             speculation=_speculation((body.get("metrics") or {}).get("speculative_decoding")),
             kv_transfer_params=transfer_params(body.get("kv_transfer_params")),
             prompt_logprobs=None if rescore_from is not None else _prompt_logprobs(choice),
-            rescored=None if scored is None else tuple(round(best - said, 6) for said, best in scored),
-            rescored_logprobs=None if scored is None else tuple(round(said, 6) for said, _ in scored),
+            rescored=None if scored is None else tuple(s.gap for s in scored),
+            rescored_logprobs=None if scored is None else tuple(round(s.logprob, 6) for s in scored),
+            rescored_preferred=None if scored is None else _preferred(scored),
             seconds=seconds,
         )
         return recordable(leg)
@@ -432,15 +434,37 @@ def _prompt_logprobs(choice: Mapping[str, Any]) -> tuple[float | None, ...] | No
     return tuple(round(v, 6) if math.isfinite(v) else None for v in values)
 
 
-def _rescored(choice: Mapping[str, Any], start: int) -> list[tuple[float, float]]:
-    """Return, per prompt token from ``start`` on, its log-prob and that of the best token there."""
+class _ScoredToken(NamedTuple):
+    """What the plain engine says of a token of an output that it reads."""
+
+    logprob: float
+    gap: float
+    """By how many nats it prefers another one."""
+    rank: int | None
+    best: int
+
+
+def _rescored(choice: Mapping[str, Any], start: int) -> list[_ScoredToken]:
+    """Return what is said of each prompt token from ``start`` on."""
     ids, tables = choice["prompt_token_ids"], choice["prompt_logprobs"]
     if len(tables) != len(ids):
         raise ValueError(f"{len(tables)} prompt log-probs for {len(ids)} prompt tokens")
-    return [
-        (finite(table[str(token)]["logprob"]), max(finite(entry["logprob"]) for entry in table.values()))
-        for token, table in zip(ids[start:], tables[start:], strict=True)
-    ]
+    return [_scored_token(token, table) for token, table in zip(ids[start:], tables[start:], strict=True)]
+
+
+def _scored_token(token: int, table: Mapping[str, Mapping[str, Any]]) -> _ScoredToken:
+    said = table[str(token)]
+    logprob = finite(said["logprob"])
+    best, most = max(((t, finite(entry["logprob"])) for t, entry in table.items()), key=itemgetter(1))
+    return _ScoredToken(logprob, round(most - logprob, 6), said.get("rank"), int(best))
+
+
+def _preferred(scored: Sequence[_ScoredToken]) -> tuple[Preferred, ...] | None:
+    """Return those that are not the best; None where a rank is not told."""
+    others = [(at, s) for at, s in enumerate(scored) if s.gap > 0]
+    if any(s.rank is None for _, s in others):
+        return None
+    return tuple(Preferred(at=at, rank=s.rank, best=s.best) for at, s in others if s.rank is not None)
 
 
 def _speculation(value: Any) -> Speculation | None:

@@ -9,9 +9,9 @@ prompts (= 1 + Σ_p rate(p)); ``per prompt`` is the mean over prompts of each pr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from operator import sub
 from typing import Literal, NamedTuple
 
 from harness.history.records import Leg
@@ -337,8 +337,7 @@ def counts_of_steps(accepted: Sequence[int], drafted: Sequence[int] | None, k: i
 
 def _steps_beyond(drafts: Sequence[int], k: int) -> tuple[int, ...]:
     """Return how many of the steps have more than p drafts, for p = 0 … k-1."""
-    steps = Counter(drafts)
-    return tuple([sum([n for d, n in steps.items() if d > p]) for p in range(k)])
+    return tuple(accumulate([drafts.count(p) for p in range(k)], sub, initial=len(drafts)))[1:]
 
 
 def request_counts(leg: Leg, k: int) -> RequestCounts | None:

@@ -94,14 +94,14 @@ class RecordedFile:
                 if not line.endswith(b"\n"):
                     self.torn = bool(line.strip())
                     break
-                where = f"{path}, line {self.lines + 1}"
                 text = line[:-1]
-                o = self._parse(text, where)
+                o = self._parse(text, self.lines + 1)
                 try:
                     # Once, when the file is first read: what is read again is the same.
                     if not json_io.has_keys(text, _keys(o)):
                         json_io.require_each_key_once(text)
                 except ValueError as error:
+                    where = self._where(self.lines + 1)
                     raise DataError(f"{where}: expected an observation, found damaged data: {error}") from error
                 self.lines += 1
                 self.size += len(line)
@@ -114,18 +114,22 @@ class RecordedFile:
     def __iter__(self) -> Iterator[Observation]:
         with self._open_unchanged() as stream:
             for number, line in enumerate(islice(stream, self.lines), 1):
-                yield self._parse(line[:-1], f"{self.path}, line {number}")
+                yield self._parse(line[:-1], number)
 
-    def _parse(self, text: bytes, where: str) -> Observation:
+    def _parse(self, text: bytes, line: int) -> Observation:
         try:
             observation = Observation.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise DataError(
-                f"{where}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
+                f"{self._where(line)}: expected an observation, found damaged data:\n{describe_validation_error(error)}"
             ) from error
         if observation.cell != self.cell:
+            where = self._where(line)
             raise DataError(f"{where}: expected an observation of {self.cell}, found one of {observation.cell}")
         return observation
+
+    def _where(self, line: int) -> str:
+        return f"{self.path}, line {line}"
 
     def copy_to(self, target: IO[bytes]) -> None:
         """Write the complete lines to another file."""

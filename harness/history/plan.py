@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from harness.history.engine_interfaces import (
@@ -121,8 +122,8 @@ def _place(row: PlannedRequest | Observation, in_rounds: bool) -> tuple[str, ...
 
 
 def _differences(row: PlannedRequest, o: Observation, fields: Sequence[str]) -> Iterator[str]:
-    for name in fields:
-        planned, found = getattr(row, name), getattr(o, name)
+    every = attrgetter(*fields)
+    for name, planned, found in zip(fields, every(row), every(o), strict=True) if every(row) != every(o) else ():
         # One by one, where it is not shown that asking them together changes nothing.
         if planned != found and not (name == "concurrent" and row.scenario == COLD and found == 1):
             yield f"{name} {found} instead of {planned}"

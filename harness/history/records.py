@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -137,6 +138,17 @@ class Streamed(Strict):
     """Whether the stream ended with its end mark."""
 
 
+class Preferred(Strict):
+    """A token of a re-scored output than which the plain engine finds another one likelier."""
+
+    at: Count
+    """Output token."""
+    rank: Annotated[int, Field(ge=2)]
+    """Its place among all tokens by likelihood, the best being 1."""
+    best: int
+    """The likeliest token there."""
+
+
 TOPS = 2
 """Likeliest tokens of each output position of which every answer tells the log-probs."""
 
@@ -181,6 +193,9 @@ class Leg(Strict):
     preceding tokens, prefers a different token; 0 when it agrees."""
     rescored_logprobs: tuple[float, ...] | None = None
     """Log-prob of each of these tokens; None in records of earlier versions."""
+    rescored_preferred: tuple[Preferred, ...] | None = None
+    """Those of these tokens that are not the plain engine's best, with rank and best token; every other one is the best
+    itself, of rank 1. None in records of earlier versions, and where the engine does not tell ranks."""
     prompt_logprobs: tuple[float | None, ...] | None = None
     """Log-probs of the prompt's tokens from the second one on, if asked for; None for one that is no number."""
     kv_transfer_params: Annotated[dict[str, Any], AfterValidator(finite)] | None = None
@@ -334,7 +349,7 @@ class Observation(Strict):
         said = self.final if self.scenario != RESCORE else None
         return len(said.output_ids or ()) if said is not None else 0
 
-    @property
+    @cached_property
     def final(self) -> Leg | None:
         """The leg whose output a user would receive."""
         if self.route == "read-back":

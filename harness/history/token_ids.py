@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from harness.util.files import sha256_bytes
@@ -50,6 +51,7 @@ def compare(
     return Divergence(at, gap, bool(close and second in (None, ours[at])))
 
 
+@lru_cache(maxsize=4096)
 def output_key(output: tuple[int, ...]) -> str:
     """Return a name for an output by its content; equal outputs of several cells are scored once."""
     # As JSON, which takes three times as long to make of numbers alone.

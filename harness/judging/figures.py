@@ -230,6 +230,10 @@ class WrongWhenRescored(Strict):
     gap_nats: float
     wrong_tokens: int
     scored_tokens: int
+    rank: int | None = None
+    """Place of the first one among all tokens by what the plain engine thinks; None where the record does not tell."""
+    best_token: int | None = None
+    """Which token it prefers there."""
 
 
 class TraceMoved(Strict):
@@ -242,6 +246,8 @@ class TraceMoved(Strict):
     limit_nats: float
     usual_nats: float
     """By how much rounding moves a token of this text."""
+    not_best: int | None = None
+    """Tokens of the window that are not the plain engine's best; None where the record does not tell."""
 
 
 class DraftsBeside(Strict):

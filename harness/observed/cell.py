@@ -39,7 +39,7 @@ class ObservedCell:
     def id(self) -> str:
         return self.record.cell
 
-    @property
+    @cached_property
     def name(self) -> CellName:
         return CellName.of(self.id)
 
@@ -83,7 +83,7 @@ class ObservedCell:
         """What is known of the cell's method of vLLM."""
         return self.profile.traits(self.method)
 
-    @property
+    @cached_property
     def handed_off(self) -> bool:
         return self.topology == "pd"
 

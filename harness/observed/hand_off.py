@@ -19,9 +19,18 @@ class HandOff:
 
     def prompt_of(self, o: Observation, role: str) -> tuple[int, ...]:
         """Return the prompt ids that an engine was asked: P all but the last, where that is P's own answer."""
-        config = self._cell.config
-        shortened = role == "prefill" and config is not None and config.appends_answer and o.route == "cell"
+        shortened = self._appends_answer and role == "prefill" and o.route == "cell"
         return o.sent_ids[:-1] if shortened else o.sent_ids
+
+    @cached_property
+    def _appends_answer(self) -> bool:
+        config = self._cell.config
+        return config is not None and config.appends_answer
+
+    @cached_property
+    def _leaves_nothing(self) -> bool:
+        """Whether P leaves D no token of any prompt."""
+        return not self._cell.record.held_back or not self._cell.handed_off
 
     def handed_tokens(self, o: Observation) -> int:
         """Return of how many prompt tokens P hands over what it computed: all but those that it leaves to D."""
@@ -35,9 +44,9 @@ class HandOff:
     def left_to_d(self, o: Observation) -> int:
         """Return how many tokens of a prompt P leaves to D. Of what later modules look at, NIXL's connector alone knows
         (vLLM 0.32.0); log-probs of a prompt make D compute all of it."""
-        record = self._cell.record
-        if not record.held_back or not self._cell.handed_off or not o.looked_up or o.route not in ("cell", "former-p"):
+        if self._leaves_nothing or not o.looked_up or o.route not in ("cell", "former-p"):
             return 0
+        record = self._cell.record
         held = len(self.prompt_of(o, "prefill"))
         return record.left_to_d(held) if self._cell.by_nixl else int(record.recurrent and held > 1)
 

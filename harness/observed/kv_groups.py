@@ -32,6 +32,8 @@ class KVGroups:
         """The KV-cache groups with a sliding window or recurrent state: those of which P mostly publishes fewer blocks
         than the prompts fill that are longer than a window (of several, than one of them), or than a block."""
         clipped: Counter[tuple[int, int]] = Counter()
+        if not any(self._cell.record.windows) and not self._cell.record.recurrent:
+            return frozenset()
         for o in self._cell.history.in_order(self._cell.id):
             whole = blocks(self._hand_off.handed_tokens(o), self._cell.block_size("prefill"))
             for limit in self.limits(o):

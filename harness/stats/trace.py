@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 from harness.stats.paired import Matrix
 
 WINDOWS = (16, 32, 64)
-"""Tokens over which a mean is taken."""
+"""Tokens over which a mean is taken, besides that over a whole answer."""
 CAP = 8.0
 FLOOR_NATS = 0.005
 """Rounding below it counts as this much: smaller differences are no damage that anybody looks for."""
@@ -54,19 +56,27 @@ def in_units(moved: Sequence[float] | Matrix, size: float) -> Matrix:
 
 def window_means(units: Matrix, size: int) -> Matrix:
     """Return the means over windows of ``size`` tokens, a quarter of their size apart, and over the last ``size``, of
-    answers [..., tokens] as [..., windows].
-
-    The smallest window takes a shorter answer, too, as if nothing had moved behind its end; the others have no window
-    of it.
-    """
+    answers [..., tokens] as [..., windows]; none of shorter answers."""
     tokens = units.shape[-1]
     if tokens < size:
-        takes = tokens > 0 and size == WINDOWS[0]
-        return units.sum(axis=-1, keepdims=True) / size if takes else np.zeros((*units.shape[:-1], 0))
+        return np.zeros((*units.shape[:-1], 0))
     sums = np.concatenate((np.zeros((*units.shape[:-1], 1)), np.cumsum(units, axis=-1)), axis=-1)
     starts = np.array(sorted({*range(0, tokens - size + 1, size // 4), tokens - size}))
     means: Matrix = (sums[..., starts + size] - sums[..., starts]) / size
     return means
+
+
+class Distribution(NamedTuple):
+    """How far single tokens move, in units: the upper edges of bins, and their shares."""
+
+    at: Matrix
+    weights: Matrix
+
+    @classmethod
+    def of(cls, tokens: Matrix) -> Distribution:
+        counts, edges = np.histogram(tokens, bins=_BINS, range=(0.0, CAP))
+        # The upper edge of each bin, so that rounding to bins makes no limit smaller.
+        return cls(edges[1:][counts > 0], counts[counts > 0] / len(tokens))
 
 
 class Null(NamedTuple):
@@ -86,6 +96,10 @@ class Null(NamedTuple):
             out.append(np.concatenate(sides))
         return cls(tuple(out))
 
+    @property
+    def tokens(self) -> Matrix:
+        return np.concatenate([np.zeros(0), *self.answers])
+
     def limit(self, size: int, rate: float) -> float | None:
         """Return the mean over ``size`` tokens that a window of a right answer exceeds with a probability of at most
         ``rate``; None with fewer tokens than ``LEAST_TOKENS``.
@@ -93,13 +107,68 @@ class Null(NamedTuple):
         It is Chernoff's bound for independent tokens with the distribution seen here, for a window shortened by as much
         as the variance of means over windows is larger than that of independent tokens: neighbours move alike.
         """
-        tokens = np.concatenate([np.zeros(0), *self.answers])
+        tokens = self.tokens
         if len(tokens) < LEAST_TOKENS:
             return None
+        return _chernoff(Distribution.of(tokens), -math.log(rate) * self._alike(size, tokens) / size)
+
+    def _alike(self, size: int, tokens: Matrix) -> float:
         means = np.concatenate([np.zeros(0), *(window_means(a, size) for a in self.answers if len(a) >= size)])
         alone = float(tokens.var()) / size
-        alike = max(1.0, float(means.var()) / alone) if len(means) > 1 and alone > 0 else 1.0
-        return _chernoff(tokens, -math.log(rate) * alike / size)
+        return max(1.0, float(means.var()) / alone) if len(means) > 1 and alone > 0 else 1.0
+
+    def whole(self, rate: float) -> WholeAnswers | None:
+        """Return the limits of means over whole answers, for a ``rate`` per token; None with fewer tokens than
+        ``LEAST_TOKENS``."""
+        tokens = self.tokens
+        if len(tokens) < LEAST_TOKENS:
+            return None
+        alike = max(self._alike(size, tokens) for size in WINDOWS)
+        halves = [h for a in self.answers for h in (a[: len(a) // 2], a[len(a) // 2 :]) if len(h)]
+        weights = np.array([len(h) for h in halves], dtype=float)
+        means, variance = np.array([h.mean() for h in halves]), float(tokens.var())
+        if variance <= 0:
+            return WholeAnswers(Distribution.of(tokens), rate, alike, 0.0)
+        # By the square of the distance from the mean that tokens of so long a text have by themselves.
+        more = float(((means - tokens.mean()) ** 2 * weights).sum() - alike * variance * len(halves)) / weights.sum()
+        return WholeAnswers(Distribution.of(tokens), rate, alike, max(0.0, more) / variance)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeAnswers:
+    """Limits of the mean over all tokens of an answer, whatever their number.
+
+    A whole answer is a text of its own, so what the halves of right answers differ by, each in units of the other,
+    counts besides what neighbours move alike.
+    """
+
+    tokens: Distribution
+    rate: float
+    """How often a right answer may be beyond, for each of its tokens."""
+    alike: float
+    """How many times as much means over a window vary as those of independent tokens."""
+    texts: float
+    """Variance of the means of texts, as a multiple of that of a token."""
+
+    def limit(self, size: int) -> float:
+        """Return the mean that a right answer of ``size`` tokens exceeds with a probability of at most ``rate`` times
+        ``size``."""
+        return _whole_limit(self, size)
+
+
+@lru_cache(maxsize=4096)
+def _whole_limit(whole: WholeAnswers, size: int) -> float:
+    rare = -math.log(min(1.0, whole.rate * size))
+    return _chernoff(whole.tokens, rare * (whole.alike / size + whole.texts))
+
+
+class Window(NamedTuple):
+    """Tokens of an answer that moved, and how far right ones may, in units."""
+
+    start: int
+    tokens: int
+    mean: float
+    limit: float
 
 
 class RoundingLimits(NamedTuple):
@@ -111,6 +180,8 @@ class RoundingLimits(NamedTuple):
     """The same in each of these answers, in nats."""
     windows: Mapping[int, float]
     """By window: the mean that no right answer has, in units of the size for its text. Empty with too few tokens."""
+    whole: WholeAnswers | None
+    """The same for all tokens of an answer; None with too few."""
     flipped_nats: float | None
     """By how much a reader may dislike a token that rounding alone has chosen; None with too few differences. Such a
     token was ahead by less than rounding moves the distance of two tokens, each of which moves like any other."""
@@ -118,9 +189,9 @@ class RoundingLimits(NamedTuple):
     @classmethod
     def of(cls, right: Sequence[Matrix], level: float, tokens: int) -> RoundingLimits:
         """Return the limits that right answers of so many ``tokens`` in all exceed with a chance of at most ``level``,
-        which windows and single tokens share, from the differences of answers that are right."""
+        which windows, whole answers and single tokens share, from the differences of answers that are right."""
         usual = overall(right)
-        share = level / (len(WINDOWS) + 1)
+        share = level / (len(WINDOWS) + 2)
         null = Null.of(right)
         found = {size: null.limit(size, share / max(1, 4 * tokens // size)) for size in WINDOWS}
         single = tail_limit(np.abs(np.concatenate([np.zeros(0), *right])), share / max(1, tokens))
@@ -130,8 +201,34 @@ class RoundingLimits(NamedTuple):
             # read as it was said for a text that is not rounded.
             sizes=tuple(min(max(usual_size(m, usual), usual / _APART), usual * _APART) for m in right),
             windows={size: limit for size, limit in found.items() if limit is not None},
+            whole=null.whole(share / max(1, tokens)),
             flipped_nats=None if single is None else 2 * single,
         )
+
+
+def worst_window(units: Matrix, windows: Mapping[int, float], whole: WholeAnswers | None) -> Window | None:
+    """Return the window of an answer, or the whole of it, that is the furthest beyond its limit or the closest to it;
+    None without limits, or tokens."""
+    tokens = len(units)
+    found = []
+    for size, limit in windows.items():
+        means = window_means(units, size)
+        if len(means):
+            worst = int(means.argmax())
+            found.append(Window(min(worst * (size // 4), tokens - size), size, float(means[worst]), limit))
+    if whole is not None and tokens:
+        found.append(Window(0, tokens, float(units.mean()), whole.limit(tokens)))
+    return max(found, key=lambda w: w.mean / w.limit, default=None)
+
+
+def are_beyond(units: Matrix, limits: RoundingLimits) -> np.ndarray:
+    """Return which answers [N, tokens] have a window, or are as a whole, beyond their limit."""
+    out = np.zeros(len(units), bool)
+    for size, limit in limits.windows.items():
+        out |= window_means(units, size).max(axis=1, initial=0.0) > limit
+    if limits.whole is not None and units.shape[1]:
+        out |= units.mean(axis=1) > limits.whole.limit(units.shape[1])
+    return out
 
 
 def overall(right: Sequence[Sequence[float] | Matrix]) -> float:
@@ -140,12 +237,10 @@ def overall(right: Sequence[Sequence[float] | Matrix]) -> float:
     return max(FLOOR_NATS, float(sizes.mean()) if len(sizes) else 0.0)
 
 
-def _chernoff(tokens: Matrix, needed: float) -> float:
-    """Return the mean whose rate function, of the distribution of ``tokens``, is ``needed``: at least ``_LEAST``, and
+def _chernoff(tokens: Distribution, needed: float) -> float:
+    """Return the mean whose rate function, of the distribution of tokens, is ``needed``: at least ``_LEAST``, and
     ``CAP`` if means as large as the largest token are as likely as that."""
-    counts, edges = np.histogram(tokens, bins=_BINS, range=(0.0, CAP))
-    # The upper edge of each bin, so that rounding to bins makes no limit smaller.
-    at, weights = edges[1:][counts > 0], counts[counts > 0] / len(tokens)
+    at, weights = tokens
     if at[-1] <= _LEAST:
         return _LEAST
 

@@ -18,7 +18,7 @@ _DIGITS = 20
 """Characters of the longest 64-bit integer, with its sign."""
 _UNCLEAR = (b'\\":', b'" :', b'"  ', b"\t", b"\r", b"\n")
 """What may hide a key, or look like one, when quotes before colons are counted."""
-_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False)
+_WHOLE = frozenset({int, str, bool, type(None)})
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -72,11 +72,22 @@ def read_text(path: Path, limit: int) -> str:
 def finite(value: Any) -> Any:
     """Return the value unchanged. Raises ValueError when a number in it is NaN or infinite."""
     try:
-        # The encoder finds the same far faster, but does not say which number it is.
-        _ENCODER.encode(value)
-    except (ValueError, TypeError, RecursionError):
+        if not _is_finite(value):
+            _require_finite(value)
+    except RecursionError:
         _require_finite(value)
     return value
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether all numbers in it are surely finite: the usual parameters have a handful of values, and lists of
+    integers."""
+    kind = type(value)
+    if kind is list:
+        return {*map(type, value)} <= _WHOLE or all(map(_is_finite, value))
+    if kind is dict:
+        return all(map(_is_finite, value.values()))
+    return kind in _WHOLE or (kind is float and math.isfinite(value))
 
 
 def _require_finite(value: Any) -> None:

@@ -16,7 +16,7 @@ from harness.profiles.model import Judging
 from harness.stats.exact import fisher_fewer, sign_more
 from harness.stats.paired import Matrix, by_unit, label_swap, make_arms
 from harness.stats.spread import TwinDrafts, spread_of
-from harness.stats.trace import RoundingLimits, in_units, window_means
+from harness.stats.trace import RoundingLimits, are_beyond, in_units
 
 TEXTS, COPIES, TOKENS = 40, 4, 256
 PROMPTS = TEXTS * COPIES
@@ -124,14 +124,14 @@ class _Gate(NamedTuple):
     """``logprob-trace`` by a night's own answers of the plain engine."""
 
     sizes: Matrix
-    windows: dict[int, float]
+    limits: RoundingLimits
     gap: float
 
     @classmethod
     def of(cls, plain: Matrix, gaps: Matrix) -> _Gate:
         limits = RoundingLimits.of(list(plain), LEVEL, len(CELLS) * PROMPTS * TOKENS)
         gap = max(limits.flipped_nats or OLD_NATS, NEAR_TIE, float(np.sort(gaps.max(axis=1))[-2]))
-        return cls(np.array(limits.sizes), dict(limits.windows), gap)
+        return cls(np.array(limits.sizes), limits, gap)
 
     def coarser(self, moved: Matrix) -> float:
         """Return how many times as coarsely as the plain engine's the answers of a cell are rounded."""
@@ -140,10 +140,7 @@ class _Gate(NamedTuple):
     def names(self, moved: Matrix, gaps: Matrix, which: np.ndarray, times: float) -> np.ndarray:
         """Return which answers to these prompts are named."""
         units = in_units(moved, (self.sizes[which] * times)[:, None])
-        out = gaps.max(axis=1) > self.gap * times
-        for size, limit in self.windows.items():
-            out |= window_means(units, size).max(axis=1) > limit
-        return out
+        return (gaps.max(axis=1) > self.gap * times) | are_beyond(units, self.limits)
 
 
 def _of_tokens(rounding: RoundedBy, damage: Damage, rng: np.random.Generator) -> Noticed:

@@ -604,6 +604,7 @@ OF_RECORD: dict[str, Callable[[Run, random.Random], None]] = {
     "scores +5": _scores(_score("rescored", 5.0)),
     "scored log-probs -1": _scores(_score("rescored_logprobs", -1.0)),
     "scored log-probs lost": _scores(_score_lost("rescored_logprobs")),
+    "ranks lost": _scores(_score_lost("rescored_preferred")),
     "scores lost": _scores(_score_lost("rescored")),
     "text sent as ids": _text_is_ids,
 }

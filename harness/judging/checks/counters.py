@@ -79,12 +79,12 @@ class _Counted(NamedTuple):
     @property
     def looked_up_again(self) -> int:
         """Prompt tokens of requests whose transfer failed: D asks its caches for them once more."""
-        return sum(len(o.sent_ids) for o, _ in self.answers if o.route == "former-p")
+        return sum([len(o.sent_ids) for o, _ in self.answers if o.route == "former-p"])
 
     @property
     def not_looked_up(self) -> int:
         """Prompt tokens for which an engine asks no cache."""
-        return sum(len(o.sent_ids) for o, _ in self.answers if not o.looked_up)
+        return sum([len(o.sent_ids) for o, _ in self.answers if not o.looked_up])
 
 
 def counters_agree(cell: CellView) -> CheckResult:
@@ -143,8 +143,8 @@ def _settled(cell: CellView) -> Iterator[Observation]:
     unclear = {_stage(o) for o in ordered if o.error is not None or (o.abandon is not None and o.abandon.after_s)}
     last, after = None, False
     for o in ordered:
-        if _stage(o) != last:
-            last, after = _stage(o), last in unclear
+        if (stage := _stage(o)) != last:
+            last, after = stage, last in unclear
         if not after and last not in broken and o.attempts == 1 and o.scenario == cell.scenario:
             yield o
 
@@ -154,10 +154,10 @@ def _stage(o: Observation) -> tuple[str, int, int, int]:
     return (o.scenario, o.instance, o.stage, o.sequence if o.scenario == COLD and o.concurrent == 1 else -1)
 
 
-def _stages(settled: Iterable[Observation]) -> list[list[Observation]]:
-    """Return the requests that share counters, together."""
+def _stages(settled: Collection[Observation]) -> list[list[Observation]]:
+    """Return the requests that share counters, together; nothing where none does."""
     stages: dict[tuple[str, int, int, int], list[Observation]] = {}
-    for o in settled:
+    for o in settled if any(o.shared_counters for o in settled) else ():
         stages.setdefault(_stage(o), []).append(o)
     return list(stages.values())
 
@@ -201,8 +201,8 @@ def _answered(members: Iterable[Observation], role: str, routed: bool) -> Iterat
 
 
 def _uncounted(o: Observation) -> list[str]:
-    lacking = {o.process_of(leg) for leg in o.legs if not leg.counters}
-    return sorted(lacking - o.shared_counters.keys()) if lacking else []
+    lacking = [o.process_of(leg) for leg in o.legs if not leg.counters]
+    return sorted({*lacking} - o.shared_counters.keys()) if lacking else []
 
 
 def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _possible_steps(found: Mapping[str, float]) -> bool:
     """Return whether there were steps, and no fewer of them up to a larger bound of tokens."""
     all_steps = found.get("engine_steps", 0)
     steps = [value for _, value in sorted(steps_up_to(found).items())]
-    return all_steps > 0 and steps == sorted(steps) and steps[-1:] <= [all_steps]
+    return all_steps > 0 and (not steps or (steps == sorted(steps) and steps[-1] <= all_steps))
 
 
 def _by_source(cell: CellView) -> bool:
@@ -244,7 +244,7 @@ def _by_source(cell: CellView) -> bool:
 
 def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
     found = counted.grown
-    expected = sum(cell.hand_off.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p")
+    expected = sum([cell.hand_off.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p"])
     by_source = sum([found.get(name, 0) for name in _TOKENS_BY_SOURCE])
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
@@ -276,30 +276,31 @@ def _is_transferred(cell: CellView, o: Observation, leg: Leg) -> bool:
 def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     """Return the counters that follow from the answers."""
     handed = counted.role == "prefill"
-    asked = [
-        cell.hand_off.handed_tokens(o)
-        if handed and o.route == "cell"
-        else len(cell.hand_off.prompt_of(o, counted.role))
-        for o, _ in counted.answers
-    ]
-    hidden = [counted.role == "prefill" and leg.role == "decode" for _, leg in counted.answers]
-    made = [1 if h else len(leg.output_ids or ()) for h, (_, leg) in zip(hidden, counted.answers, strict=True)]
-    for _, leg in counted.answers:
-        made += [len(s.output_ids or ()) for s in leg.siblings]
-    # Each answer of a request that asks for several is one of its own to the engine.
-    asked += [len(o.sent_ids) for o, leg in counted.answers for _ in leg.siblings]
-    looked_up = sum(asked) + counted.looked_up_again - counted.not_looked_up
+    hand_off = cell.hand_off
+    asked: list[int] = []
+    made = 0
+    for o, leg in counted.answers:
+        own = handed and o.route == "cell"
+        asked.append(hand_off.handed_tokens(o) if own else len(hand_off.prompt_of(o, counted.role)))
+        # Of what P answered to a router, only D's answer is on record.
+        made += 1 if handed and leg.role == "decode" else len(leg.output_ids or ())
+        for sibling in leg.siblings:
+            # Each answer of a request that asks for several is one of its own to the engine.
+            asked.append(len(o.sent_ids))
+            made += len(sibling.output_ids or ())
+    prompts = sum(asked)
+    caches = cell.caches_prefixes(counted.role)
     expected: dict[str, float] = {
         "finished_requests": len(asked),
-        "prompt_tokens": sum(asked),
-        "prefix_queries": looked_up if cell.caches_prefixes(counted.role) else 0,
-        "generation_tokens": sum(made),
+        "prompt_tokens": prompts,
+        "prefix_queries": prompts + counted.looked_up_again - counted.not_looked_up if caches else 0,
+        "generation_tokens": made,
     }
-    if any(leg.ended_by_text for _, leg in counted.answers):
+    texts = sum([leg.ended_by_text for _, leg in counted.answers])
+    if texts:
         # Tokens behind the string that came with it, of this step and of one that was under way.
-        texts = sum(leg.ended_by_text for _, leg in counted.answers)
         steps = 2 if len(counted.answers) == 1 else texts * _STEPS_BEHIND_TEXT
-        least, more = sum(made), steps * (cell.record.draft_tokens + 1)
+        least, more = made, steps * (cell.record.draft_tokens + 1)
         expected["generation_tokens"] = min(max(counted.grown.get("generation_tokens", 0), least), least + more)
     if handed:
         return expected
@@ -307,9 +308,8 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         most = [o for o, leg in counted.answers if _is_transferred(cell, o, leg) for _ in range(o.answers)]
         least, each = len(most) - cell.prefix_cache.most_all_cached(most, counted.grown), cell.hand_off.transfers_each
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
-    specs = [leg.speculation for _, leg in counted.answers]
-    if cell.speculative and all(spec is not None for spec in specs):
-        known = [spec for spec in specs if spec is not None]
+    known = [leg.speculation for _, leg in counted.answers if leg.speculation is not None]
+    if cell.speculative and len(known) == len(counted.answers):
         expected |= {
             "drafts": sum(s.num_steps for s in known),
             "draft_tokens": sum(s.num_drafted for s in known),

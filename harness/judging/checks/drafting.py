@@ -119,6 +119,8 @@ def _fewer(cell: CellView, o: Observation, spec: Speculation) -> tuple[int, int]
     k, context = cell.record.draft_tokens, cell.settings.context_tokens
     if o.concurrent > 1 and not cell.cold:
         return None
+    if spec.per_step_drafted.count(k) == len(spec.per_step_drafted) and k:
+        return None
     length = len(o.sent_ids) + 1
     for number, (drafted, accepted) in enumerate(zip(spec.per_step_drafted, spec.per_step_accepted, strict=True), 1):
         full = context is not None and length + k >= context

@@ -110,7 +110,7 @@ NORMAL_CHECKS: tuple[Check, ...] = (
 """The checks of the normal tier, whose other gates are ``GATES`` and the registered tests (``TEST_NAMES``)."""
 GATES = (traces.NAME, request_acceptance.NAME)
 """Gates of the normal tier for each answer by itself, at levels that the answers of the whole run share."""
-_VIEWS_BETWEEN = 128
+_VIEWS_BETWEEN = 512
 """Cells in scenarios that are judged before what they left in memory is looked for."""
 TEST_NAMES: tuple[TestName, ...] = get_args(TestName)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.history.records import RESCORE, Leg, Observation
+from harness.history.records import RESCORE, Leg, Observation, Preferred
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.decision import Facts, decide
@@ -30,6 +30,19 @@ class Scored(NamedTuple):
     without either."""
     reason: str
     """Why it was not re-scored."""
+    preferred: Mapping[int, Preferred] | None = None
+    """By output token: those that are not the plain engine's best; None where the record does not tell."""
+
+    def in_words(self, at: int) -> str:
+        """Return which place a token has among all, behind which, to be put behind a figure; "" where it is not
+        told."""
+        told = (self.preferred or {}).get(at)
+        return "" if told is None else f": it has rank {told.rank} there, and token {told.best} is the best"
+
+    def place(self, at: int) -> dict[str, int]:
+        """Return the same as figures."""
+        told = (self.preferred or {}).get(at)
+        return {} if told is None else {"rank": told.rank, "best_token": told.best}
 
 
 def rescored(cell: CellView) -> CheckResult:
@@ -41,9 +54,10 @@ def rescored(cell: CellView) -> CheckResult:
     scored: list[tuple[float, ...]] = []
     known = scores(cell)
     has_logprobs = any(s.moved is not None for s in known)
-    for o, gaps, moved, reason in known:
+    for said in known:
+        o, gaps, moved = said.observation, said.gaps, said.moved
         if gaps is None:
-            message = f"expected {cell.name.reference} to re-score this output, found no score ({reason})"
+            message = f"expected {cell.name.reference} to re-score this output, found no score ({said.reason})"
             findings.append(cell.untested(NAME, message, o))
             continue
         scored.append(gaps)
@@ -53,10 +67,10 @@ def rescored(cell: CellView) -> CheckResult:
             message = (
                 f"{len(wrong)} of {len(gaps)} output tokens are not what {cell.name.reference} prefers when it reads "
                 f"prompt and output afresh, the first at output token {at}, by {gaps[at]:.2f} nats (a near tie is at "
-                f"most {bound:g})"
+                f"most {bound:g}){said.in_words(at)}"
             )
             evidence = WrongWhenRescored(
-                position=at, gap_nats=gaps[at], wrong_tokens=len(wrong), scored_tokens=len(gaps)
+                position=at, gap_nats=gaps[at], wrong_tokens=len(wrong), scored_tokens=len(gaps), **said.place(at)
             )
             found = cell.finding(NAME, Verdict.REGRESSION, cell.wrong_output, message, o, evidence)
             findings.append(_blamed(cell, found, o, plain.get(o.key)))
@@ -65,8 +79,21 @@ def rescored(cell: CellView) -> CheckResult:
         elif has_logprobs:
             message = "expected log-probs of this output as it was said and as it was read, found none, unlike others"
             findings.append(cell.untested(NAME, message, o))
+    findings += no_rank(cell, NAME, known)
     ties = sum(0 < gap <= bound for output in scored if any(output) for gap in output)
     return conclude(NAME, cell.id, len(scored), findings, note=f"{ties} near ties, benign" if ties else "")
+
+
+_NO_RANK = "expected rank and best token where the plain engine prefers another one, found none, unlike in others"
+
+
+def no_rank(cell: CellView, check: str, known: Sequence[Scored]) -> list[Finding]:
+    """Return the findings on answers with tokens that are not the plain engine's best, of which it does not tell rank
+    and best token, though it does of others; none in records of earlier versions."""
+    if all(s.preferred is None for s in known):
+        return []
+    without = (s.observation for s in known if s.gaps and s.preferred is None and any(s.gaps))
+    return [cell.untested(check, _NO_RANK, o) for o in without]
 
 
 def _blamed(cell: CellView, finding: Finding, o: Observation, plain: Observation | None) -> Finding:
@@ -148,10 +175,19 @@ def _scores(cell: CellView) -> Iterator[Scored]:
         problem = _problem(cell, o, output, score)
         read = score.final if problem is None and score is not None else None
         yield (
-            Scored(o, read.rescored, _moved(said, read), "")
+            Scored(o, read.rescored, _moved(said, read), "", _by_token(read.rescored_preferred))
             if read is not None
             else Scored(o, None, None, problem or "")
         )
+
+
+_ALL_BEST: Mapping[int, Preferred] = {}
+
+
+def _by_token(preferred: Sequence[Preferred] | None) -> Mapping[int, Preferred] | None:
+    if not preferred:
+        return None if preferred is None else _ALL_BEST
+    return {p.at: p for p in preferred}
 
 
 def _moved(said: Leg, read: Leg) -> Matrix | None:
@@ -182,7 +218,12 @@ def _problem(cell: CellView, o: Observation, output: tuple[int, ...], score: Obs
         return "the engine saw other tokens than were sent"
     if len(score.final.rescored) != len(scored):
         return f"it has {len(score.final.rescored)} figures for {len(scored)} tokens"
-    return "a figure is below 0" if min(score.final.rescored, default=0.0) < 0 else None
+    if min(score.final.rescored, default=0.0) < 0:
+        return "a figure is below 0"
+    told = score.final.rescored_preferred
+    if told is not None and [p.at for p in told] != [i for i, gap in enumerate(score.final.rescored) if gap > 0]:
+        return "its ranks are of other tokens than those that it does not prefer"
+    return None
 
 
 def applies(cell: CellView) -> bool:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import gt
 
 from harness.history.acceptance import real_steps, request_counts
 from harness.history.at_once import in_words
@@ -196,10 +197,11 @@ def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:
     produced = len(leg.output_ids)
     if produced == 0:
         yield "expected at least one output token, found none"
-    total = produced + sum(len(s.output_ids or ()) for s in leg.siblings)
+    total = produced + sum([len(s.output_ids or ()) for s in leg.siblings])
     if leg.usage_completion_tokens != total:
         yield f"expected usage to count {total} output tokens, found {leg.usage_completion_tokens}"
-    yield from _not_as_asked(o, leg, leg.output_ids)
+    if o.fields or leg.siblings or o.feature is not None:
+        yield from _not_as_asked(o, leg, leg.output_ids)
     if leg.echoed_ids is not None and leg.usage_prompt_tokens != len(leg.echoed_ids):
         yield f"expected usage to count {len(leg.echoed_ids)} prompt tokens, found {leg.usage_prompt_tokens}"
     for label, values in (("log-probs", leg.chosen_logprobs), ("top log-probs", leg.top_gaps)):
@@ -283,10 +285,13 @@ def _impossible_logprobs(leg: Leg) -> Iterator[str]:
     if worst > ROUNDED:
         yield f"expected log-probs of at most 0, found {worst:.4g}"
         return
-    for at, (said, gap) in enumerate(zip(chosen, leg.top_gaps or (), strict=False)):
-        # Both add up to at most (2 + gap) / ((1 + gap) · (1 - said)), for e^-gap <= 1 / (1 + gap) and e^said alike.
-        if gap is None or (gap >= 0 and (said < _HALF or gap > _FAR or said * (1 + gap) <= -1)):
-            continue
+    # Both add up to at most (2 + gap) / ((1 + gap) · (1 - said)), for e^-gap <= 1 / (1 + gap) and e^said alike.
+    in_doubt = [
+        (at, said, gap)
+        for at, (said, gap) in enumerate(zip(chosen, leg.top_gaps or (), strict=False))
+        if gap is not None and not (gap >= 0 and (said < _HALF or gap > _FAR or said * (1 + gap) <= -1))
+    ]
+    for at, said, gap in in_doubt:
         # The best token is at least as probable as the one that was chosen, and the second-best one follows from it.
         both = math.exp(said) * (1 + math.exp(-gap)) if gap >= 0 else 0.0
         if both > 1 + ROUNDED:
@@ -309,7 +314,7 @@ def _step_problems(o: Observation, leg: Leg) -> Iterator[str]:
     counted = (len(spec.per_step_accepted), sum(spec.per_step_accepted), sum(spec.per_step_drafted))
     if counted != (spec.num_steps, spec.num_accepted, spec.num_drafted):
         yield "the per-step counts do not add up to the request's totals"
-    if any(a > d for a, d in zip(spec.per_step_accepted, spec.per_step_drafted, strict=False)):
+    if any(map(gt, spec.per_step_accepted, spec.per_step_drafted)):
         yield "a step accepts more drafts than it made"
     # The prefill gives the first token, and one more each time a preempted request is resumed. A last step at the end
     # of the context has no drafts.

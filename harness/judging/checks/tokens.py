@@ -110,6 +110,8 @@ def tokens_reference(cell: CellView) -> CheckResult:
             continue
         judged += 1
         findings += _other_siblings(cell, name, answer, leg, other)
+        if answer.output == wanted:
+            continue
         at = parting(cell, answer.o, wanted, leg, cell.recorded(cell.name.plain, answer.o))
         if at is not None and at.near_tie:
             ties.append(leg)
@@ -154,7 +156,7 @@ def _not_repeated(cell: CellView, name: str) -> tuple[list[Finding], int]:
 def tokens_single(cell: CellView) -> CheckResult:
     """Check that P/D says what the single engine of the same method says in the same scenario, or the plain one, which
     is right. Where an expected failure excuses what both say, this still holds them together."""
-    name, other = "tokens-single", cell.name.single
+    name, other, lineup = "tokens-single", cell.name.single, cell.name.plain
     plain = cell.answers_of(cell.name.reference)
     findings: list[Finding] = []
     judged = 0
@@ -163,7 +165,7 @@ def tokens_single(cell: CellView) -> CheckResult:
             # D draws for its padded step, too.
             continue
         judged += 1
-        right, row = _final(plain.get(key)), cell.recorded(cell.name.plain, answer.o)
+        right, row = _final(plain.get(key)), cell.recorded(lineup, answer.o)
         if answer.output in (
             right.output_ids if right else None,
             row.output_ids[: answer.o.most_tokens] if row else None,
@@ -185,10 +187,11 @@ def prefill_token(cell: CellView) -> CheckResult:
     name = "prefill-token"
     bitwise = cell.judging.tier == "bitwise"
     plain = cell.answers_of(cell.name.reference) if bitwise else {}
+    lineup = cell.name.plain
     findings: list[Finding] = []
     judged = 0
     for key, (o, leg, output) in cell.answers().items():
-        prefill, row = o.leg("prefill"), cell.recorded(cell.name.plain, o) if bitwise else None
+        prefill, row = o.leg("prefill"), cell.recorded(lineup, o) if bitwise else None
         said, reference = (prefill.output_ids if prefill is not None else None), _final(plain.get(key))
         if o.route != "cell" or prefill is None or not said or not output:
             continue
@@ -208,6 +211,8 @@ def prefill_token(cell: CellView) -> CheckResult:
             )
             verdict, _ = decide(Facts(change="differ", against="this run"))
             findings.append(cell.finding(name, verdict, "target-kv", message, o, OfEngine(role="prefill")))
+        if right == said[:1]:
+            continue
         bound = near_tie_nats(cell, o) if bitwise else rounding_nats(cell)
         at = compare(right, said[:1], prefill.top_gaps, bound, prefill.runner_ups if bitwise else None)
         if at is None or at.near_tie:

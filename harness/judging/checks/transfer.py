@@ -31,6 +31,7 @@ from harness.prompts.lengths import blocks, freed_blocks, published_blocks
 from harness.util.text import counted
 
 NAME = "transfer"
+_NO_WINDOW = (None,)
 _NOTHING_SEEN = "no hand-off whose parameters were seen"
 
 
@@ -155,16 +156,18 @@ def _block_bytes(cell: CellView) -> list[Finding]:
         return []
     size, state = sizes
     findings = []
+    scenario, several = cell.scenario, len(cell.record.windows) > 1
     for o, decode in cell.hand_off.counted_alone():
-        if o.scenario != cell.scenario:
+        if o.scenario != scenario:
             continue
         moved = decode.counters["nixl_bytes"]
         # Each answer of several reads the prompt's KV for itself.
         whole = _handed(cell, o) * o.answers
-        if decode.counters.get("prefix_hits") and len(cell.record.windows) > 1:
+        hits = decode.counters.get("prefix_hits", 0)
+        if hits and several:
             # Of layers with a window D has other blocks cached than of the others, and nothing says how many.
             continue
-        cached = decode.counters.get("prefix_hits", 0) / cell.block_size("prefill")
+        cached = hits / cell.block_size("prefill")
         pulled = (moved - state) / size
         if cached and pulled > whole - cached:
             findings.append(_shifted(cell, o, whole, cached, pulled))
@@ -186,6 +189,8 @@ def _handed(cell: RecordedCell, o: Observation) -> int:
     tokens; blocks of all groups have one size then."""
     tokens, size = cell.hand_off.handed_tokens(o), cell.block_size("prefill")
     whole = blocks(tokens, size)
+    if cell.record.windows == _NO_WINDOW:
+        return whole
     windows = [w for w in cell.record.windows if w is not None]
     if not windows or not (published := published_groups(o)):
         return whole
@@ -217,6 +222,7 @@ _OF_A_REQUEST = (
     "remote_request_id",
 )
 """P's parameters that differ between requests; all others name P and say how it is reached."""
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 def _one_p(cell: CellView) -> list[Finding]:
@@ -225,10 +231,7 @@ def _one_p(cell: CellView) -> list[Finding]:
     named = [(o, p, params) for o, p, params in given if params and o.error is None]
     if not named:
         return []
-    names = [
-        json.dumps({k: v for k, v in params.items() if k not in _OF_A_REQUEST}, sort_keys=True)
-        for _, _, params in named
-    ]
+    names = [_SORTED.encode({k: v for k, v in params.items() if k not in _OF_A_REQUEST}) for _, _, params in named]
     which = [cell.hand_off.p_of(o) for o, _, _ in named]
     # Each of several data-parallel ranks of P has a name of its own.
     many = parallel_size(cell.settings.extra_args, [DATA])
@@ -370,9 +373,11 @@ def _leases(cell: CellView) -> list[Finding]:
     # Their requests were sent a second time, which is not on record.
     replayed = {_script_of(o) for o in ordered if o.second_try is not None}
     lease_s = cell.settings.kv_lease_s
+    if not any(_expired(o) or o.shared_counters.get("prefill", {}).get("nixl_expired") for o in ordered):
+        return [_late_request(cell, o) for o in ordered if o.scenario == cell.scenario and o.came_late(lease_s)]
     kept_until = ordered[0].started_at + lease_s if ordered else 0.0
     for o in ordered:
-        expired = sum([leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill"])
+        expired = _expired(o)
         # Concurrent requests share one set of counters.
         place = (o.scenario, o.instance, o.stage) if o.concurrent > 1 else (o.scenario, o.sequence, -1)
         if o.shared_counters and place not in counted:
@@ -389,6 +394,11 @@ def _leases(cell: CellView) -> list[Finding]:
             findings += [_late_request(cell, o)] if late else []
             findings += [_early_expiry(cell, o, math.ceil(expired / ranks))] if expired else []
     return findings
+
+
+def _expired(o: Observation) -> float:
+    """Return how many leases of P ended during a request that is alone."""
+    return sum([leg.counters.get("nixl_expired", 0.0) for leg in o.legs if leg.role == "prefill"])
 
 
 def _script_of(o: Observation) -> tuple[str, int, str]:
@@ -562,7 +572,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
         findings.append(cell.untested(NAME, message, o, given))
     size = cell.block_size("prefill")
     allowed = sorted({published_blocks(count, size, window) for window in cell.record.windows})
-    longest = max(range(len(groups)), key=lambda index: len(groups[index]))
+    longest = max(range(len(groups)), key=lambda index: len(groups[index])) if len(groups) > 1 else 0
     pool = p.kv_blocks if (p := cell.engine("prefill")) is not None else None
     for index, group in enumerate(groups):
         held_ids = group[_null_blocks(cell, index, group, count) :]
@@ -572,7 +582,7 @@ def _parameters(cell: CellView, o: Observation, prefill: Leg) -> list[Finding]:
                 f"{strange[0]!r}: D reads memory that is no block of P"
             )
             findings.append(cell.wrong_kv(NAME, message, o, given))
-        if len({str(block) for block in held_ids}) < len(held_ids):
+        if len({*held_ids} if {*map(type, held_ids)} <= {int} else {*map(str, held_ids)}) < len(held_ids):
             message = f"P published a block of KV-cache group {index} twice: D reads the KV of other tokens there"
             findings.append(cell.wrong_kv(NAME, message, o, given))
         # The group with the most blocks has the layers that see most; which of the others has a window is not told.
@@ -595,9 +605,9 @@ def _null_blocks(cell: CellView, index: int, group: Sequence[Any], tokens: int) 
     """Return how many blocks at the front of a published KV-cache group may be block 0, which stands for none, and are:
     those that a sliding window has left, in a group that has one. Any may have one where no hand-off of the cell is so
     long that fewer blocks tell which do."""
-    size = cell.block_size("prefill")
-    if cell.kv_groups.clipped and index not in cell.kv_groups.clipped:
+    if group[0] != 0 or (cell.kv_groups.clipped and index not in cell.kv_groups.clipped):
         return 0
+    size = cell.block_size("prefill")
     left_out = blocks(tokens, size) - len(group)
     freed = [freed_blocks(tokens, size, w) - left_out for w in cell.record.windows if w is not None]
     nulls = sum(1 for _ in takewhile(lambda block: type(block) is int and block == 0, group))
@@ -611,6 +621,16 @@ def _wanted_words(cell: CellView, tokens: int, wanted: int) -> str:
     return f"ceil({tokens} / {cell.block_size('prefill')}) = {wanted} blocks"
 
 
+def _not_proven(decode: Leg) -> list[str]:
+    """Return which figures that prove a transfer D does not have."""
+    moved, parts = decode.counters.get("nixl_bytes", 0), decode.counters.get("nixl_descriptors", 0)
+    tokens = decode.external_tokens
+    if moved > 0 and parts > 0 and tokens > 0:
+        return []
+    proof = {"bytes by NIXL": moved, "descriptors by NIXL": parts, "prompt tokens from outside": tokens}
+    return [name for name, value in proof.items() if value <= 0]
+
+
 def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     """Check that D received all prompt tokens but the last, which it recomputes, and those that it had cached."""
     counters = decode.counters
@@ -620,12 +640,7 @@ def _movement(cell: CellView, o: Observation, decode: Leg) -> list[Finding]:
     if cell.prefix_cache.has_all_cached(o, decode):
         return _failed(cell, o, counters)
     findings = []
-    proof = {
-        "bytes by NIXL": counters.get("nixl_bytes", 0),
-        "descriptors by NIXL": counters.get("nixl_descriptors", 0),
-        "prompt tokens from outside": decode.external_tokens,
-    }
-    absent = [name for name, value in proof.items() if value <= 0]
+    absent = _not_proven(decode)
     if absent:
         message = f"expected proof that KV moved to D, found no {', no '.join(absent)}: D may have prefilled by itself"
         findings.append(cell.untested(NAME, message, o, Counted(counters=counters)))

@@ -119,7 +119,7 @@ EVIDENCE = (
         raw=(),
     ),
     MeanDifference(found=1.0, expected=2.0, rounds=10),
-    WrongWhenRescored(position=1, gap_nats=2.5, wrong_tokens=1, scored_tokens=4),
+    WrongWhenRescored(position=1, gap_nats=2.5, wrong_tokens=1, scored_tokens=4, rank=5, best_token=9),
     TraceMoved(position=16, tokens=16, mean_nats=0.4, limit_nats=0.1, usual_nats=0.05),
     DraftsBeside(accepted=0, steps=40, expected_accepted=30, expected_steps=41, p=1e-9),
     KVDifference(

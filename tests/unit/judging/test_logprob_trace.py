@@ -8,7 +8,7 @@ import pytest
 
 from harness.baselines.lookup import Lookup
 from harness.history.folder import History
-from harness.history.records import RESCORE, Observation
+from harness.history.records import RESCORE, Observation, Preferred
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge, tripped_once
 from harness.judging.evidence import Stages
@@ -160,6 +160,21 @@ def rounded(
     return with_answers(made, tuple(damaged(o) for o in made.observations))
 
 
+def ranked(made: History, rank: int, second: int | None = None, prompt: str = "p40") -> History:
+    """The same, with rank and best token of what the plain engine does not prefer: token 7 there; ``second`` is what
+    the engine that said the answer to a prompt thought second."""
+
+    def told(o: Observation) -> Observation:
+        if o.scenario == RESCORE:
+            others = [i for i, gap in enumerate(o.final.rescored) if gap > 0]
+            return change_final(o, rescored_preferred=tuple(Preferred(at=i, rank=rank, best=7) for i in others))
+        if o.prompt_id != prompt:
+            return o
+        return change_final(o, runner_ups=tuple(second for _ in o.final.output_ids))
+
+    return with_answers(made, tuple(told(o) for o in made.observations))
+
+
 def trace_of(made: History) -> CheckResult:
     return result(made, "pd-none", baselines(PROMPTS))
 
@@ -175,6 +190,62 @@ def test_rounding_passes_also_where_pd_rounds_more(sd: float, coarser: float):
 def test_engines_that_round_nothing_part_at_near_ties_only(nats: float, verdict: Verdict):
     found = trace_of(rounded(sd=1e-7, close={"p40": nats}))
     assert found.verdict is verdict and {f.prompt_id for f in found.findings} <= {"p40"}
+
+
+@pytest.mark.parametrize(
+    "rank, second, verdict",
+    [(2, 7, Verdict.PASS), (2, None, Verdict.PASS), (2, 8, Verdict.SUSPECT), (5, 7, Verdict.SUSPECT)],
+)
+def test_a_near_tie_excuses_the_two_best_tokens_alone(rank: int, second: int | None, verdict: Verdict):
+    """The same dislike: of the second-best token, behind what was second to the engine that said it, it is a near tie;
+    of any other one, no rounding that this run shows explains it."""
+    close = rounded(sd=1e-7, close={"p40": 0.015})
+    assert trace_of(close).verdict is Verdict.PASS
+    found = trace_of(ranked(close, rank, second))
+    assert found.verdict is verdict
+    for finding in found.findings:
+        assert finding.prompt_id == "p40" and (finding.evidence.rank, finding.evidence.best_token) == (rank, 7)
+        assert f"by 0.01 nats: it has rank {rank} there, and token 7 is the best" in finding.message
+
+
+def test_what_rounding_explains_passes_whatever_its_rank():
+    assert trace_of(ranked(rounded(sd=0.05, close={"p40": 0.3}), 5, 8)).verdict is Verdict.PASS
+
+
+def test_a_window_tells_how_many_of_its_tokens_are_not_the_best():
+    (found,) = trace_of(ranked(rounded({"p100": 0.4}, close={"p100": 0.2}), 3)).findings
+    assert found.evidence.not_best == 1
+    assert "1 of them is not its best, the lowest at output token 2, of rank 3 behind token 7" in found.message
+    (found,) = trace_of(rounded({"p100": 0.4})).findings
+    assert found.evidence.not_best is None and "not its best" not in found.message
+
+
+def test_a_score_without_ranks_among_others_that_have_them_is_unknown():
+    made = ranked(rounded(close={"p40": 0.2, "p41": 0.2}), 2)
+
+    def lost(o: Observation) -> Observation:
+        return change_final(o, rescored_preferred=None) if o.scenario == RESCORE and o.prompt_id == "p40" else o
+
+    found = trace_of(with_answers(made, tuple(lost(o) for o in made.observations)))
+    assert found.verdict is Verdict.UNKNOWN and "expected rank and best token" in found.findings[0].message
+
+
+def test_ranks_of_other_tokens_than_the_gaps_are_no_score():
+    made = ranked(rounded(close={"p40": 0.2}), 2)
+
+    def moved(o: Observation) -> Observation:
+        if o.scenario != RESCORE or not o.final.rescored_preferred:
+            return o
+        return change_final(o, rescored_preferred=(Preferred(at=3, rank=2, best=7),))
+
+    found = trace_of(with_answers(made, tuple(moved(o) for o in made.observations)))
+    assert found.verdict is Verdict.UNKNOWN and "its ranks are of other tokens" in found.findings[0].message
+
+
+def test_a_wrong_answer_that_is_shorter_than_any_window_is_named():
+    found = trace_of(rounded({"p100": 0.6}, tokens=12))
+    assert [(f.prompt_id, f.evidence.position, f.evidence.tokens) for f in found.findings] == [("p100", 0, 12)]
+    assert "over a whole answer of 12" in found.note
 
 
 def test_one_answer_whose_tokens_are_less_likely_is_named():

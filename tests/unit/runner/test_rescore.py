@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines.client import parse_completion
 from harness.errors import HandoffError
-from harness.history.records import RESCORE, Observation
+from harness.history.records import RESCORE, Observation, Preferred
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
 from harness.judging.checks import preconditions, rescored
@@ -125,6 +125,27 @@ def test_gap_of_each_prompt_token_is_read_from_the_answer():
     assert parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2).rescored == (0.0, 2.75)
     asked = parse_completion("single", "r", 200, body(tables), 0.1)
     assert (asked.rescored, asked.prompt_logprobs) == (None, (-0.5, -0.1, -3.0))
+
+
+def test_rank_and_best_token_are_kept_of_each_token_that_is_not_the_best():
+    """The engine names the best token and the one that was read; the best one may be that."""
+    tables = [
+        None,
+        {"2": {"logprob": -0.5, "rank": 1}},
+        {"3": {"logprob": -0.1, "rank": 1}},
+        {"4": {"logprob": -3.0, "rank": 5}, "9": {"logprob": -0.25, "rank": 1}},
+    ]
+    read = parse_completion("single", "r", 200, body(tables), 0.1, rescore_from=2)
+    assert read.rescored_preferred == (Preferred(at=1, rank=5, best=9),)
+    right = parse_completion("single", "r", 200, body(tables[:3], ids=(1, 2, 3)), 0.1, rescore_from=1)
+    assert right.rescored_preferred == ()
+    assert parse_completion("single", "r", 200, body(tables), 0.1).rescored_preferred is None
+
+
+def test_an_engine_that_tells_no_ranks_is_read_all_the_same():
+    tables = [None, {"2": {"logprob": -0.5}, "7": {"logprob": -0.25}}]
+    read = parse_completion("single", "r", 200, body(tables, ids=(1, 2)), 0.1, rescore_from=1)
+    assert read.rescored == (0.25,) and read.rescored_preferred is None
 
 
 def test_a_logprob_of_the_prompt_that_is_no_number_is_recorded_as_none():

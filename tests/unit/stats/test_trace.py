@@ -11,11 +11,14 @@ from harness.stats.trace import (
     LEAST_TAIL,
     WINDOWS,
     Null,
+    RoundingLimits,
+    are_beyond,
     in_units,
     overall,
     tail_limit,
     usual_size,
     window_means,
+    worst_window,
 )
 
 ANSWERS, TOKENS = 160, 256
@@ -37,9 +40,9 @@ def test_windows_of_an_answer():
     units = np.array([0.0] * 20 + [1.0] * 16 + [0.0] * 5)
     assert window_means(units, 16).max() == 1.0 and window_means(units, 32).max() == 0.5
     assert window_means(units, 64).size == 0 and window_means(np.zeros(0), 16).size == 0
-    # The last window ends with the answer, and a short answer is one window with nothing behind it.
+    # The last window ends with the answer; a shorter answer has none.
     assert window_means(np.array([0.0] * 20 + [1.0]), 16)[-1] == 1 / 16
-    assert window_means(np.ones(8), 16).tolist() == [0.5] and window_means(np.ones(8), 32).size == 0
+    assert window_means(np.ones(8), 16).size == 0
 
 
 def test_units_are_what_is_usual_for_a_text_and_end_at_the_cap():
@@ -75,8 +78,43 @@ def test_neighbours_that_move_alike_widen_the_limit():
     assert alike.limit(32, 1e-6) > 1.5 * alone.limit(32, 1e-6)
 
 
+@pytest.mark.parametrize("tokens", [12, 26, 200])
+def test_a_whole_answer_of_any_length_has_a_limit(tokens: int):
+    """It is seen where no window fits, or where each of its windows is within its limit; right ones keep it."""
+    rng = np.random.default_rng(4)
+    plain = list(rng.normal(0, 0.05, (160, tokens)))
+    limits = RoundingLimits.of(plain, 5e-4, 640 * tokens)
+    right = np.stack([in_units(m, limits.usual_nats) for m in rng.normal(0, 0.05, (640, tokens))])
+    assert not are_beyond(right, limits).any()
+    wrong = right[0] + 3.0
+    found = worst_window(wrong, limits.windows, limits.whole)
+    assert found is not None and found.mean > found.limit
+    assert are_beyond(wrong[None], limits).tolist() == [True]
+    longer = limits.whole.limit(tokens), limits.whole.limit(2 * tokens)
+    assert longer[1] < longer[0]
+
+
+def test_a_little_damage_all_along_is_seen_in_the_whole_answer_alone():
+    rng = np.random.default_rng(5)
+    limits = RoundingLimits.of(list(rng.normal(0, 0.05, (160, TOKENS))), 5e-4, 640 * TOKENS)
+    seen = []
+    for _ in range(40):
+        units = in_units(rng.normal(0, 0.05 * 1.55, TOKENS), limits.usual_nats)
+        found = worst_window(units, limits.windows, limits.whole)
+        seen.append((found.tokens == TOKENS) and found.mean > found.limit)
+    assert np.mean(seen) > 0.5
+
+
+def test_texts_that_differ_in_how_coarsely_they_are_rounded_widen_the_limit_of_whole_answers():
+    rng = np.random.default_rng(6)
+    alike = RoundingLimits.of(list(rng.normal(0, 0.05, (160, TOKENS))), 5e-4, 640 * TOKENS)
+    halves = np.repeat(np.exp(rng.normal(0, 0.5, (160, 2))), TOKENS // 2, axis=1)
+    unlike = RoundingLimits.of(list(rng.normal(0, 0.05, (160, TOKENS)) * halves), 5e-4, 640 * TOKENS)
+    assert unlike.whole.limit(TOKENS) > 1.3 * alike.whole.limit(TOKENS)
+
+
 def test_too_little_shows_nothing():
-    assert Null.of([[0.1] * 10]).limit(16, 1e-6) is None
+    assert Null.of([[0.1] * 10]).limit(16, 1e-6) is None and Null.of([[0.1] * 10]).whole(1e-6) is None
     assert tail_limit([1.0] * (LEAST_TAIL - 1) + [0.0] * 1000, 1e-6) is None
 
 
@@ -99,4 +137,5 @@ def test_tail_is_no_smaller_than_the_true_one(draw: str):
 
 
 def test_engines_that_round_nothing_allow_what_nobody_looks_for():
-    assert Null.of([[0.0] * 64] * 20).limit(16, 1e-9) == 1.0
+    null = Null.of([[0.0] * 64] * 20)
+    assert null.limit(16, 1e-9) == 1.0 and null.whole(1e-9).limit(64) == 1.0
