@@ -96,16 +96,16 @@ def may_be_padded(leg: Leg) -> bool:
     return computed == 1 or (computed == 0 and received and may_pad)
 
 
-def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
-    """Return whether the accepted counts equal the reference step for step.
+def readings(leg: Leg, steps: Steps) -> tuple[tuple[int, ...], ...]:
+    """Return the accepted counts; where they leave open whether the first step was padded, those with it come first."""
+    if steps.certain or leg.speculation is None:
+        return (steps.accepted,)
+    return leg.speculation.per_step_accepted, steps.accepted
 
-    When the counts leave open whether the first step was padded, either reading may match.
-    """
-    if ours.accepted == tuple(reference):
-        return True
-    if ours.certain or leg.speculation is None:
-        return False
-    return leg.speculation.per_step_accepted == tuple(reference)
+
+def same_steps(leg: Leg, ours: Steps, reference: Sequence[int]) -> bool:
+    """Return whether the accepted counts equal the reference step for step, in either reading of the first one."""
+    return tuple(reference) in readings(leg, ours)
 
 
 def by_position(accepted: Sequence[int]) -> dict[int, int]:

@@ -20,6 +20,7 @@ from harness.history.acceptance import (
     may_be_padded,
     pool,
     pool_counts,
+    readings,
     real_steps,
     request_counts,
     same_but_for_undrafted,
@@ -289,9 +290,9 @@ def _accepted_readings(leg: Leg | None) -> tuple[tuple[int, ...], ...]:
     steps = real_steps(leg) if leg is not None else None
     if leg is None or leg.speculation is None or steps is None:
         return ()
-    every = leg.speculation.per_step_accepted
     if steps.padded:
-        return (steps.accepted,) if steps.certain else (every, steps.accepted)
+        return readings(leg, steps)
+    every = leg.speculation.per_step_accepted
     return (every, every[1:]) if every[:1] == (0,) and may_be_padded(leg) else (every,)
 
 
@@ -539,7 +540,7 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
     if (
         slack
         and not c.up_to
-        and any(same_but_for_undrafted(r, c.reference, c.tokens, c.preemptions) for r in _readings(c))
+        and any(same_but_for_undrafted(r, c.reference, c.tokens, c.preemptions) for r in _readings_of_preempted(c))
     ):
         return True
     if slack:
@@ -557,12 +558,11 @@ def _agrees(cell: CellView, c: Compared, slack: float, padded: bool | None) -> b
             return same_steps(c.leg, c.steps, c.reference)
         return (c.steps.accepted if padded else c.leg.speculation.per_step_accepted) == c.reference
     if c.up_to and c.leg.speculation is not None:
-        readings = (c.steps.accepted, *(() if c.steps.certain else (c.leg.speculation.per_step_accepted,)))
-        return any(r == (c.reference[: len(r)] if c.cut else c.reference) for r in readings)
+        return any(r == (c.reference[: len(r)] if c.cut else c.reference) for r in readings(c.leg, c.steps))
     return not c.aligned.differing
 
 
-def _readings(c: Compared) -> Iterator[tuple[int, ...]]:
+def _readings_of_preempted(c: Compared) -> Iterator[tuple[int, ...]]:
     """Yield the steps, and once more without a first one that may be padded: what the steps do not account for tells
     nothing of it where some of the tokens came from prefills."""
     yield c.steps.accepted
