@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path(__file__).parent / "runs"
 BASELINES = Path(__file__).parent / "baselines"
 """Those of the prompts that the recorded runs were sent."""
-OF_OTHER_HARDWARE = {"gpu": ROOT / "baselines" / "gpu"}
-"""Runs of GPU engines, with the baselines that they are judged by: those that the profile has."""
+OF_OTHER_HARDWARE = {"gpu": ["--baselines", str(ROOT / "baselines" / "gpu")], "real-model": []}
+"""Runs of GPU engines, with the baselines that they are judged by: those that the profile has, or none."""
 COMPARED = (Path(__file__).parent / "attacked", RUNS / "gpu")
 """Runs of the same profile on CPU engines and on a GPU."""
 EXPECTED = Path(__file__).parent / "expected"
@@ -79,8 +79,8 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
-        baselines = OF_OTHER_HARDWARE.get(run.name, BASELINES)
-        done = _harness(["check", str(folder), "--baselines", str(baselines), "--write"], checkout, home)
+        baselines = OF_OTHER_HARDWARE.get(run.name, ["--baselines", str(BASELINES)])
+        done = _harness(["check", str(folder), *baselines, "--write"], checkout, home)
         out = {"exit": f"{done.code}\n", "terminal": done.output}
         for name in _JUDGED:
             path = folder / name

@@ -75,7 +75,8 @@ def test_what_killed_supervisors_left_is_removed(held, bystander):
         (tree,) = ps()["trees"]
         # The kernel has ended the engine's first process with its supervisor.
         assert tree["state"] == "left over" and set(tree["processes"]) < set(pids)
-        assert len(made_by(pids)) == 2 and tree["shared_memory"] == []
+        # Tests beside this one leave some, too.
+        assert len(made_by(pids)) == 2 and not {*made_by(pids)} & {*tree["shared_memory"]}
         notice = orphans.left_over()
         assert notice is not None
         assert f"1 process trees of earlier runs are left over, with {len(tree['processes'])} living" in notice
