@@ -223,14 +223,19 @@ def parallel_size(arguments: Sequence[str], names: Collection[str] = (PIPELINE, 
     """Return over how many times the devices of tensor parallelism these arguments spread an engine. Raises ValueError
     for a size that is not a whole number above 0."""
     size = 1
+    for name, value in values_of(arguments, names):
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"{name}: expected a whole number above 0, found {value!r}")
+        size *= int(value)
+    return size
+
+
+def values_of(arguments: Sequence[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each of the named options among these arguments, as it is written, with its value."""
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.replace("_", "-") in names:
-            value = value if equals else arguments[place + 1]
-            if not value.isdecimal() or int(value) < 1:
-                raise ValueError(f"{name}: expected a whole number above 0, found {value!r}")
-            size *= int(value)
-    return size
+            yield name, value if equals else arguments[place + 1]
 
 
 _CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")

@@ -17,6 +17,7 @@ from harness.engines.environment import EngineEnvironment
 from harness.engines.inventory import WORKING_GIB
 from harness.profiles import converted
 from harness.profiles.availability import references_of
+from harness.profiles.engine_args import values_of
 from harness.profiles.hub import GIB, Hub
 from harness.profiles.kv_layout import linear_attention, target_config
 from harness.profiles.load import read_profile
@@ -244,8 +245,8 @@ def _package_item(profile: Profile, environment: EngineEnvironment | None) -> Ex
 
 def _takes_delta_kernel(part: Profile) -> bool:
     """Return whether vLLM would choose FlashInfer's kernel for gated delta nets on some GPU."""
-    asked = dict(zip(part.engine.extra_args, part.engine.extra_args[1:], strict=False)).get(_DELTA_KERNEL)
-    return linear_attention(target_config(part)) and asked in (None, "auto", "flashinfer")
+    asked = [value for _, value in values_of(part.engine.extra_args, (_DELTA_KERNEL,))]
+    return linear_attention(target_config(part)) and (not asked or asked[-1] in ("auto", "flashinfer"))
 
 
 def _flashinfer_item(profile: Profile, environment: EngineEnvironment | None, system: Path) -> Examined:

@@ -194,8 +194,9 @@ def test_delta_nets_need_flashinfer_unless_tritons_kernel_is_asked_for(tmp_path,
     lacking = look(nets, engines, machine)["FlashInfer package"]
     assert lacking.needed and not lacking.ok
     assert lacking.advice.endswith("or add --gdn-prefill-backend triton to engine.extra_args")
-    triton = nets.engine.model_copy(update={"extra_args": ("--gdn-prefill-backend", "triton")})
-    assert not look(nets.model_copy(update={"engine": triton}), engines, machine)["FlashInfer package"].needed
+    for written in (("--gdn-prefill-backend", "triton"), ("--gdn-prefill-backend=triton",)):
+        triton = nets.engine.model_copy(update={"extra_args": written})
+        assert not look(nets.model_copy(update={"engine": triton}), engines, machine)["FlashInfer package"].needed
 
 
 def test_gpu_hybrid_needs_no_flashinfer(tmp_path, machine):
