@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from harness.errors import UsageError
 from harness.history.records import COLD
+from harness.judging.checks import drafts, kv
 from harness.mutants.catalogue import HISTORIC, MUTANTS, TRIALS
 from harness.mutants.model import Borrowed, OwnEngines, PromptChoice, Trial
 from harness.profiles.cells import Cell, EngineGroup, start_expected_s
@@ -17,7 +18,7 @@ from harness.prompts.model import Prompt, PromptSet
 from harness.util.choices import named
 from harness.workload.cells import CellWork, Choice, cell_work, cold_prompts
 
-_OF_THE_WITNESS = frozenset({"kv-handed-over", "kv-computed", "kv-kept", "drafts-computed"})
+_OF_THE_WITNESS = frozenset({kv.HANDED_OVER, kv.COMPUTED, kv.KEPT, drafts.NAME})
 """Checks that read what the engines' KV caches held."""
 
 

@@ -435,6 +435,19 @@ def _n50(original: Any, active: Active, self: Any, scheduler_output: Any, model_
 
 _BATCH = "vllm.v1.worker.gpu_input_batch"
 
+
+def _where_rows_move(scenario: str, *clean: str) -> Trial:
+    """Return the trial of a fault that parameters show in a scenario of cpu-full, and not where they are asked alone,
+    nor in the scenarios that are to be ``clean``."""
+    return Trial(
+        in_single(scenario),
+        "sampler",
+        ("tokens-reference",),
+        clean=tuple(view for name in ("parameters", *clean) for view in in_single(name)),
+        borrowed=(Borrowed("cpu-full", scenario),),
+    )
+
+
 declare(
     Mutant(
         "N70",
@@ -443,13 +456,7 @@ declare(
         "decode",
         "in a batch of several requests, each row is given the penalties of the row before it",
     ),
-    Trial(
-        in_single("parameters-in-a-crowd"),
-        "sampler",
-        ("tokens-reference",),
-        clean=in_single("parameters"),
-        borrowed=(Borrowed("cpu-full", "parameters-in-a-crowd"),),
-    ),
+    _where_rows_move("parameters-in-a-crowd"),
 )
 
 
@@ -487,13 +494,7 @@ declare(
         "decode",
         "of a prompt whose first step does not compute the rest of it, no token counts for the repetition penalty",
     ),
-    Trial(
-        in_single("parameters-in-chunks"),
-        "sampler",
-        ("tokens-reference",),
-        clean=(*in_single("parameters"), *in_single("chunked-prefill")),
-        borrowed=(Borrowed("cpu-full", "parameters-in-chunks"),),
-    ),
+    _where_rows_move("parameters-in-chunks", "chunked-prefill"),
 )
 
 _CHUNKED: set[str] = set()
@@ -537,13 +538,7 @@ declare(
         "decode",
         "a request that comes back to the batch with tokens of its answer is taken in without its penalties",
     ),
-    Trial(
-        in_single("parameters-preempted"),
-        "sampler",
-        ("tokens-reference",),
-        clean=in_single("parameters"),
-        borrowed=(Borrowed("cpu-full", "parameters-preempted"),),
-    ),
+    _where_rows_move("parameters-preempted"),
 )
 
 
