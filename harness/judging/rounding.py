@@ -76,13 +76,18 @@ def _bounds(cell: CellView) -> Bounds:
     if seen is None:
         return Bounds(OTHERWISE_NATS, OTHERWISE_NATS, OTHERWISE_NATS, "a default: no rounding was measured")
     same = _same_machine(cell)
-    alone = max(RESOLUTION_NATS, MULTIPLE * seen)
+    alone = _room(seen)
     if not same and cell.history.rounding_of(cell.name.variant) is None:
         # Nobody measured the kernels of this machine.
         alone = max(alone, OTHERWISE_NATS)
     beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
     recorded = beside if same else max(beside, OTHERWISE_NATS)
     return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest measured rounding")
+
+
+def _room(seen: float) -> float:
+    """Return the bound that follows from the largest difference that was seen, in nats."""
+    return max(RESOLUTION_NATS, MULTIPLE * seen)
 
 
 def allowed(cell: CellView, *observations: Observation | None) -> float:
@@ -193,7 +198,7 @@ def _bound_shown(judging: Judging, found: Rounding) -> float:
     """Return by how many nats rounding may move a token of an engine that rounds so."""
     if judging.logprob_nats is not None:
         return judging.logprob_nats
-    return max(RESOLUTION_NATS, MULTIPLE * (found.largest(*get_args(WayName)) or 0.0))
+    return _room(found.largest(*get_args(WayName)) or 0.0)
 
 
 def _gaps(plain: CellName, history: History, baselines: Mapping[str, Lookup]) -> list[float]:

@@ -181,13 +181,8 @@ def _scores(cell: CellView) -> Iterator[Scored]:
         )
 
 
-_ALL_BEST: Mapping[int, Preferred] = {}
-
-
 def _by_token(preferred: Sequence[Preferred] | None) -> Mapping[int, Preferred] | None:
-    if not preferred:
-        return None if preferred is None else _ALL_BEST
-    return {p.at: p for p in preferred}
+    return None if preferred is None else {p.at: p for p in preferred}
 
 
 def _moved(said: Leg, read: Leg) -> Matrix | None:
