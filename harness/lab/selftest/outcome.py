@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from harness.history.folder import History
 from harness.history.verdict import Verdict, worst
 from harness.judging.diagnosis.law import IFF
@@ -12,11 +14,18 @@ from harness.prompts.lengths import spills
 from harness.reports.selftest_result import Caught, Kill
 
 
-def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookahead: int) -> tuple[Kill, str]:
+def classify_kill(
+    trial: Trial,
+    judgement: Judgement,
+    fired: bool | None,
+    lookahead: int,
+    anyway: Collection[str] = (),
+) -> tuple[Kill, str]:
     """Return how a mutant ended and why, in one sentence.
 
     ``fired`` is whether an engine reports that the mutant's code ran; None if the mutant is not in an engine.
-    ``lookahead`` is that of the trial's method.
+    ``lookahead`` is that of the trial's method. ``anyway`` are the ids of findings that known defects cover in engines
+    without a mutant: they do not make a view dirty that has to be clean.
     """
     views = {_view(c): c for c in judgement.cells}
     failed = {v: c for v, c in views.items() if c.verdict is not Verdict.PASS}
@@ -38,7 +47,7 @@ def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookah
             continue
         why = _mismatch(trial, cell, lookahead)
         if why is None:
-            dirty = [v for v in trial.clean if v in failed or v not in views]
+            dirty = [v for v in trial.clean if v not in views or (v in failed and not _expected(failed[v], anyway))]
             if dirty:
                 found = failed[dirty[0]].verdict if dirty[0] in failed else "missing"
                 reasons.append(f"{_name(dirty[0])} must pass and is {found}")
@@ -46,6 +55,12 @@ def classify_kill(trial: Trial, judgement: Judgement, fired: bool | None, lookah
             return Kill.KILLED, f"{_name(view)}: {cell.diagnosis.text if cell.diagnosis else ''}"
         reasons.append(f"{_name(view)}: {why}")
     return Kill.OTHER, "; ".join(reasons)
+
+
+def _expected(cell: CellVerdict, anyway: Collection[str]) -> bool:
+    """Return whether known defects explain each check of the cell that does not pass."""
+    bad = [r for r in cell.results if r.verdict is not Verdict.PASS]
+    return bool(bad) and all(r.findings and all(f.id in anyway for f in r.findings) for r in bad)
 
 
 def _view(cell: CellVerdict) -> View:

@@ -265,7 +265,8 @@ class SelfTester:
             session.switch()
         judgement = _of_group(summary.judgement, setup)
         fired = _fired(trial, setup, engines)
-        kill, reason = classify_kill(trial, judgement, fired, setup.group.method.lookahead)
+        anyway = {f.id for cause in summary.causes if cause.anyway is not None for f in cause.findings}
+        kill, reason = classify_kill(trial, judgement, fired, setup.group.method.lookahead, anyway)
         caught = first_caught(judgement, summary.history)
         self._add(trial, kill, reason, judgement, folder.name, time.monotonic() - begun, fired, caught)
         if died is not None:

@@ -473,6 +473,20 @@ def test_kills_need_the_right_reason(trial, judgement, kill):
     assert classify_kill(trial, judgement, fired=True, lookahead=3)[0] is kill
 
 
+def test_a_view_stays_clean_whose_findings_known_defects_cover_without_the_fault():
+    dirty = judged("single-eagle3", "acceptance-baseline", damage="drafter-kv").cells
+    judgement = judged(check="acceptance-baseline", damage="drafter-kv", more=dirty)
+    covered = {f.id for r in dirty[0].results for f in r.findings}
+    assert classify_kill(M4, judgement, fired=True, lookahead=3, anyway=covered)[0] is Kill.KILLED
+    # What no known defect covers, and a check that could not tell, still count.
+    other = judged("single-eagle3", "tokens-baseline", damage="target-kv").cells[0]
+    blind = CheckResult(check="tokens-baseline", cell="single-eagle3", verdict=Verdict.UNKNOWN, judged=0)
+    for more in (other.results[0], blind):
+        both = dirty[0].model_copy(update={"results": (*dirty[0].results, more)})
+        judgement = judged(check="acceptance-baseline", damage="drafter-kv", more=(both,))
+        assert classify_kill(M4, judgement, fired=True, lookahead=3, anyway=covered)[0] is Kill.OTHER
+
+
 def test_damage_of_something_else_is_no_kill():
     kill, reason = classify_kill(M1, judged(), fired=False, lookahead=3)
     assert kill is Kill.OTHER
