@@ -173,27 +173,27 @@ def _driver_item(gpu: VisibleGpu, cuda: str | None) -> Examined:
 
 
 def _memory_item(profile: Profile, gpu: VisibleGpu, weights: Mapping[str, int]) -> Examined:
-    """Check that weights, KV and working space fit into each engine's share of GPU memory.
+    """Check that the engines of a pair fit into GPU memory. Each takes what vLLM wants free when it starts
+    (``gpu_memory_utilization``), or weights, KV and working space if those are more.
 
-    For a profile with axes, the variant that fits worst is shown.
+    For a profile with axes, the variant that takes most is shown.
     """
 
-    def slack(part: Profile) -> float:
+    def taken(part: Profile) -> float:
         needed = _weights_gib(part, weights) + part.engine.kv_cache_gib + WORKING_GIB
-        return part.engine.gpu_memory_utilization * gpu.total_gib - needed
+        return max(part.engine.gpu_memory_utilization * gpu.total_gib, needed)
 
-    part = min(profile.written_parts, key=slack)
+    part = max(profile.written_parts, key=taken)
     engines = 2 if "pd" in part.topologies else 1
-    share = part.engine.gpu_memory_utilization * gpu.total_gib
     return Examined(
         "GPU memory",
         (f"{part.variant}: " if part.variant else "")
-        + f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {share:.1f} GiB "
-        f"(gpu_memory_utilization {part.engine.gpu_memory_utilization:g}), weights "
-        f"{_weights_gib(part, weights):.1f} GiB and KV {part.engine.kv_cache_gib} GiB each",
-        slack(part) >= 0 and engines * share <= gpu.free_gib,
+        + f"{gpu.name}: {gpu.free_gib:.0f} of {gpu.total_gib:.0f} GiB free; {engines} engines of {taken(part):.1f} GiB "
+        f"(gpu_memory_utilization {part.engine.gpu_memory_utilization:g}, or weights "
+        f"{_weights_gib(part, weights):.1f} GiB, KV {part.engine.kv_cache_gib} GiB, {WORKING_GIB:g} GiB to work with)",
+        engines * taken(part) <= gpu.free_gib,
         True,
-        "end other programs, change engine.gpu_memory_utilization or engine.kv_cache_gib, or use smaller models",
+        "end other programs, lower engine.gpu_memory_utilization or engine.kv_cache_gib, or use smaller models",
     )
 
 

@@ -33,6 +33,7 @@ from harness.mutants.targets import (
     NIXL,
     READ,
     SCHEDULER,
+    V2,
     each_step,
     kv_of,
     layers_by_group,
@@ -638,7 +639,20 @@ declare(
 )
 
 
-@patch("N61", "vllm.v1.worker.gpu_input_batch", "InputBatch.make_lora_inputs", ("self", "num_scheduled_tokens"))
+@patch(
+    "N61",
+    "vllm.v1.worker.gpu_input_batch",
+    "InputBatch.make_lora_inputs",
+    ("self", "num_scheduled_tokens"),
+    runner="V1",
+)
+@patch(
+    "N61",
+    f"{V2}.lora_utils",
+    "LoraState.make_lora_inputs",
+    ("self", "req_ids", "idx_mapping", "num_scheduled_tokens"),
+    runner="V2",
+)
 def _n61(original: Any, active: Active, self: Any, *args: Any, **kwargs: Any) -> Any:
     sampled, computed, requests = original(self, *args, **kwargs)
     if not active() or not any(computed):

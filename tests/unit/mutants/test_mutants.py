@@ -283,6 +283,14 @@ def test_every_mutant_of_an_engine_can_be_shown_with_either_model_runner(tmp_pat
             assert [m.target for m in missing] == [f"{own[0].module}.{own[0].symbol}"]
 
 
+def test_a_patch_of_one_runners_code_names_the_runner():
+    """Bound in the other's engine, where nothing calls it, N61 never fired there."""
+    of = {"V1": "vllm.v1.worker.", "V2": "vllm.v1.worker.gpu."}
+    for p in hooks.PATCHES:
+        runner = next((r for r in ("V2", "V1") if p.module.startswith(of[r])), p.runner)
+        assert p.runner == runner, f"{p.mutant}: {p.module}.{p.symbol} is of runner {runner}"
+
+
 def test_a_fault_needs_its_patch_of_one_kind_of_drafter(tmp_path):
     """An engine with EAGLE3 imports nothing of DFlash, so that N56 and N57 were not tested with V2."""
     enabled = EnabledMutants(["N56"], pair=False, folder=tmp_path)
