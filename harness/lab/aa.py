@@ -19,6 +19,7 @@ from harness.errors import UsageError
 from harness.history.acceptance import real_steps
 from harness.history.folder import History, load_history
 from harness.history.records import COLD, Observation
+from harness.history.verdict import Verdict
 from harness.judging.findings import Judgement, how_many
 from harness.profiles.cells import start_expected_s
 from harness.reports.aa_result import AgainstItself, Count
@@ -54,10 +55,12 @@ def count(histories: Sequence[History], judged: Sequence[Judgement]) -> tuple[Co
     first = {_place(o): o for o in histories[0].observations}
     verdicts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for judgement in judged:
+    for history, judgement in zip(histories, judged, strict=True):
         for item in judgement.cells:
             place = (item.cell, item.scenario)
             verdicts[place][item.verdict] += 1
+            if history.run.interrupted and item.verdict is Verdict.UNKNOWN:
+                continue
             counts[place]["findings"] += how_many(f for r in item.results for f in r.findings if f.known is None)
     for number, history in enumerate(histories):
         for o in history.observations:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from harness.errors import EXIT_PASS, EXIT_REGRESSION, EXIT_UNKNOWN
 from harness.history.verdict import Verdict
 from harness.stats.binomial import exact_interval
@@ -42,13 +44,20 @@ class AgainstItself(Strict):
 
     @property
     def verdicts(self) -> int:
-        """Number of verdicts of cells in scenarios, over all repetitions."""
-        return sum(n for c in self.counts for n in c.verdicts.values())
+        """Number of verdicts of cells in scenarios, over all repetitions; without UNKNOWN where the run was
+        interrupted, which is what leaves those."""
+        return sum(self._verdicts().values())
 
     @property
     def alarms(self) -> int:
         """Number of verdicts that are false alarms: neither PASS nor a known defect of the engine."""
-        return sum(n for c in self.counts for v, n in c.verdicts.items() if v not in (Verdict.PASS, Verdict.KNOWN))
+        return sum(n for v, n in self._verdicts().items() if v not in (Verdict.PASS, Verdict.KNOWN))
+
+    def _verdicts(self) -> Counter[str]:
+        found = sum((Counter(c.verdicts) for c in self.counts), Counter[str]())
+        if self.interrupted:
+            del found[Verdict.UNKNOWN]
+        return found
 
     @property
     def alarm_bound(self) -> float:
@@ -73,5 +82,10 @@ class AgainstItself(Strict):
             f"{counted(sum(c.findings for c in self.counts), 'finding')}; of {compared} requests compared with their "
             f"first repetition {sum(c.tokens_differ for c in self.counts)} gave different tokens and "
             f"{sum(c.steps_differ for c in self.counts)} different accepted counts."
+            + (
+                " The run was interrupted: what is UNKNOWN for lack of the rest is not counted."
+                if self.interrupted
+                else ""
+            )
             + (f" Engines under test with {' '.join(self.engine_flags)}." if self.engine_flags else "")
         )

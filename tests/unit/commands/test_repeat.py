@@ -52,6 +52,16 @@ def test_broken_repetition_is_unknown():
     assert found.exit_code == 2
 
 
+def test_what_an_interrupted_run_has_not_is_no_false_alarm():
+    """Of twenty repetitions that a time limit ended there were 240 false alarms."""
+    broken = repetition(lambda o: o.model_copy(update={"error": "the run was interrupted", "legs": ()}))
+    ended = broken.model_copy(update={"run": broken.run.model_copy(update={"interrupted": True})})
+    found = result([repetition(), ended]).model_copy(update={"interrupted": True})
+    (row,) = found.counts
+    assert (found.verdicts, found.alarms, row.findings, found.exit_code) == (1, 0, 0, 2)
+    assert "interrupted" in found.sentence and "UNKNOWN" in render_markdown(found)
+
+
 def test_nothing_repeated_is_unknown():
     empty = against_itself()
     assert empty.exit_code == 2 and empty.alarm_bound == 1.0
