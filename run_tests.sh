@@ -32,10 +32,10 @@ end_types() {
   return "$code"
 }
 
-# In the order of the folders: those with long files come first, so that no worker is left with one at the end. Two
-# workers for each core, because many tests wait for processes and for time to pass.
+# Five workers for two cores, because many tests wait for processes and for time to pass; files that wait and files that
+# compute come in turns (tests/conftest.py). Long files come first, so that no worker is left with one at the end.
 run_parallel() {
-  local workers=$(( $(nproc) * 2 ))
+  local workers=$(( $(nproc) * 5 / 2 ))
   # In a fresh checkout each worker would compile all test modules, with what their assertions say.
   [ -d tests/unit/__pycache__ ] || "$VENV/bin/python" -m pytest --collect-only -qq "$@" >/dev/null || true
   "$VENV/bin/python" -m pytest --numprocesses "$workers" --dist loadfile --no-loadscope-reorder --durations 15 "$@"

@@ -33,11 +33,12 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 _BUSY_PERCENT = 30.0
+_LOOK_S = 0.5
 
 
 def others_at_work() -> str | None:
-    """Measure for half a second how busy the machine is before anything is started; return a warning, or None."""
-    percent = psutil.cpu_percent(interval=0.5)
+    """Measure for a moment how busy the machine is before anything is started; return a warning, or None."""
+    percent = psutil.cpu_percent(interval=_LOOK_S)
     if percent < _BUSY_PERCENT:
         return None
     return (

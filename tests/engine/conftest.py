@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.util import machine
 from tests.support.builders import changed_profile
 from tests.support.real_engines import Done, harness
 
 TEXT_PROMPTS = 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_look() -> Iterator[None]:
+    """How busy the machine is, which each run looks at first, is a warning that no test here reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_LOOK_S", 0.05)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
-import subprocess
-import sys
-import time
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from harness.history.folder import load_history
-from harness.util.paths import REPOSITORY
 from tests.support.builders import changed_profile
-from tests.support.real_engines import harness, left_over, newest
+from tests.support.real_engines import harness, left_over
 
 pytestmark = pytest.mark.engine
 
@@ -39,21 +38,37 @@ def test_port_in_use_is_unknown_and_named(tmp_path):
     assert f"port {port}" in done.output and "Traceback" not in done.output
 
 
+@contextlib.contextmanager
+def interrupted(when: Callable[[], bool]) -> Iterator[None]:
+    """Send this process, which runs the harness, an INT signal as soon as something is so."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            if when():
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_interrupt_keeps_what_was_recorded_and_leaves_no_process(tmp_path):
-    command = [sys.executable, "-m", "harness", "run", "--cell", "single-none", "--out", str(tmp_path)]
-    running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY, start_new_session=True
-    )
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and running.poll() is None:
-        if [p for p in tmp_path.glob("*/cells/*/observations.jsonl") if len(p.read_text().splitlines()) >= 5]:
-            break
-        time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=120)
-    assert running.returncode == 2, output
+    """That the harness's own process ends, too, needs no real engine: test_supervision_limits.py."""
+
+    def some() -> bool:
+        recorded = tmp_path.glob("*/cells/*/observations.jsonl")
+        return any(len(p.read_text().splitlines()) >= 5 for p in recorded)
+
+    with interrupted(some):
+        code, output, folder = harness("run", "--cell", "single-none", out=tmp_path)
+    assert code == 2, output
     assert "Traceback" not in output
-    folder = newest(tmp_path)
     assert folder is not None
     history = load_history(folder)
     assert len(history.observations) >= 5 and history.run.interrupted

@@ -15,6 +15,8 @@ from harness.reports.judge_run import judged
 from tests.support import damage
 from tests.support.attacks import BENIGN, Attack, attacked, attacks
 
+pytestmark = pytest.mark.computes
+
 FOLDER = Path(__file__).parents[1] / "golden" / "attacked"
 """A run of real engines: two methods, P/D with and without a router, single, in all states of the profile ``cpu``."""
 EVERY = attacks()

@@ -29,6 +29,8 @@ from tests.support.builders import changed_profile
 from tests.support.program import harness, script
 from tests.support.program import run as cli
 
+pytestmark = pytest.mark.computes
+
 CI = REPOSITORY / "ci"
 WORKFLOW = CI / "github" / "nightly.yaml"
 BOOTSTRAP = CI / "buildkite" / "nightly.yaml"

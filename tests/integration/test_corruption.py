@@ -42,6 +42,8 @@ from tests.support.fake_answers import perform, score
 from tests.support.reseal import reseal
 from tests.support.run_files import answers, scores
 
+pytestmark = pytest.mark.computes
+
 LIMIT_S = 20.0
 """For one file, on a busy machine."""
 REPORTED = 10

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import damage
 
+pytestmark = pytest.mark.computes
+
 BASE = damage.read(damage.BASE)
 
 

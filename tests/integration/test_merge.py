@@ -51,6 +51,8 @@ from tests.support.program import run as cli
 from tests.support.reseal import reseal as edited
 from tests.support.run_files import answers
 
+pytestmark = pytest.mark.computes
+
 LENGTHS = list(range(32, 32 + 30))
 CELLS = ("single-none", "pd-eagle3", "single-eagle3", "pd-mtp", "single-mtp")
 PARTS = (("single-none", "pd-eagle3", "single-eagle3"), ("single-none", "pd-mtp", "single-mtp"))

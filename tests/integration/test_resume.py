@@ -39,6 +39,8 @@ from tests.support.fake_session import FakeSession, stand_in
 from tests.support.reseal import reseal
 from tests.support.run_files import all_lines, answers, scores
 
+pytestmark = pytest.mark.computes
+
 CELLS = ["single-none", "single-eagle3"]
 
 

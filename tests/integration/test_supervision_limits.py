@@ -24,7 +24,7 @@ from harness.engines.command import EngineCommand
 from harness.engines.executor import LocalExecutor
 from harness.engines.places import LocalPlace
 from harness.errors import AbandonedError, EngineDiedError, HandoffError, RequestTimeoutError
-from harness.history.folder import History
+from harness.history.folder import History, load_history
 from harness.history.records import COLD, RESCORE
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -38,6 +38,7 @@ from harness.runner.run import prepared_recorder
 from harness.runner.timeouts import requests_limit_s, run_limit_s
 from harness.supervision import stacks
 from harness.supervision.process import SupervisedEngine
+from harness.util.paths import REPOSITORY
 from harness.util.progress import Reporter
 from harness.util.signals import ended_by
 from harness.workload.prepare import prepare
@@ -295,6 +296,41 @@ def test_a_run_past_its_limit_ends_and_what_has_not_started_is_unknown(tmp_path,
     assert all("after 8 s (timeouts.run)" in c.reason for c in history.run.cells)
     assert history.run.finished is not None and not history.run.interrupted
     assert len(list((tmp_path / "logs").glob("*.stacks.txt"))) == 1
+    nothing_left()
+
+
+PROGRAM = """
+import sys
+from harness.cli.app import main
+from harness.engines import environment, executor
+from tests.integration.test_supervision_limits import StandInExecutor
+from tests.support.engines import ENVIRONMENT
+
+environment.engines_for = lambda *_: ENVIRONMENT
+executor.make_executor = lambda *_: StandInExecutor(none=(0, 10))
+sys.argv = ["harness", "run", "--cell", "single-none", "--scenario", "cold", "--out", sys.argv[1]]
+main()
+"""
+
+
+def test_a_program_that_is_interrupted_in_a_request_ends_with_its_engines(tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    running = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **pipes)
+    deadline = time.monotonic() + 120
+    while running.poll() is None and time.monotonic() < deadline:
+        # One of the ten answered the first request.
+        if sum(len(p.read_text().splitlines()) for p in tmp_path.glob("*/cells/*/observations.jsonl")) == 9:
+            break
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    # What a stand-in answers is wrong.
+    assert running.returncode == 1, output
+    assert "Traceback" not in output and "interrupted by the user (Ctrl-C)" in output
+    (folder,) = tmp_path.glob("*-cpu-*")
+    history = load_history(folder)
+    assert history.run.interrupted and len(history.observations) == 9
     nothing_left()
 
 

@@ -56,8 +56,13 @@ def night(
     for cell in cells:
         chosen = {"pd-eagle3": pd, "single-eagle3": single}.get(cell) or recorded
         for n in lengths:
-            observations.append(change(observation(cell, n, accepted=chosen(n))))
+            observations.append(change(_answered(cell, n, chosen(n))))
     return with_profile(history(observations), judging={**JUDGING, **judging})
+
+
+@functools.cache
+def _answered(cell: str, n: int, accepted: tuple[int, ...]) -> Observation:
+    return observation(cell, n, accepted=accepted)
 
 
 @functools.cache
@@ -84,6 +89,11 @@ def better(n: int) -> tuple[int, ...]:
 def baselines(
     lengths: list[int] = LENGTHS, quiet: bool = True, close: tuple[tuple[int, float], ...] = ()
 ) -> dict[str, Lookup]:
+    return dict(_baselines(tuple(lengths), quiet, close))
+
+
+@functools.cache
+def _baselines(lengths: tuple[int, ...], quiet: bool, close: tuple[tuple[int, float], ...]) -> dict[str, Lookup]:
     out = {}
     for method in ("none", "eagle3"):
         rows = []

@@ -1,6 +1,8 @@
 """Stands for an engine in tests of limits: a real process that answers like a server, and hangs when told to. No model.
 
 stand_in_engine.py PORT START_S ANSWERS          answers that many completions, then hangs in ``stuck_in_forward``
+
+Its prefix cache can be reset all the same, which is tried when a cell ends.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ class StandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path == "/reset_prefix_cache":
+            self.reply("{}")
+            return
         with self.lock:
             StandIn.left -= 1
             hangs = StandIn.left < 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.golden.oracle import BASELINES, RUNS
 STORED = REPOSITORY / "docs" / "schemas"
 
 
+@functools.cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads((STORED / f"{name}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
