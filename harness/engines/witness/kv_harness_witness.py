@@ -138,7 +138,7 @@ class Layer(NamedTuple):
     first_head: int
     """Number of its first head among those of all ranks."""
     places: Any
-    """Places in a block, int64 [2 (keys, values), tokens of a kernel block, heads, elements]."""
+    """Places in a block, int64 [2 (keys, values) or 1 (latent), tokens of a kernel block, heads, elements]."""
     cache: Any
     """The bits of its elements, indexed by kernel block."""
     numbers: Any
@@ -197,7 +197,7 @@ class Block:
         self.name = name
         """Name (``_names``) of the tokens up to its end; None while they are not known."""
         self.digests: dict[int, Any] = {}
-        """By number of the group: int64 [layers, 2, cells, heads], once a request that held it has ended or was
+        """By number of the group: int64 [layers, 2 or 1, cells, heads], once a request that held it has ended or was
         preempted; of a state that is of whole blocks, int64 [parts], once it was computed."""
 
 
@@ -334,7 +334,7 @@ class Witness:
             layers: dict[tuple[int, ...], list[Layer]] = collections.defaultdict(list)
             for name in group.layer_names:
                 try:
-                    layer = _layer(runner, name, name in drafts)
+                    layer = _layer(runner, name, name in drafts, group.kv_cache_spec.block_size)
                 except Unseen as error:
                     unseen[name] = str(error)
                 else:
@@ -353,6 +353,7 @@ class Witness:
                     "block_size": g.block_size,
                     "layers": [[layer.name, layer.drafter, layer.heads] for layer in g.layers],
                     "firsts": [layer.first_head for layer in g.layers],
+                    **({"kinds": ["latent"]} if len(g.layers[0].places) == 1 else {}),
                 }
                 for g in self.groups
             ],
@@ -527,9 +528,9 @@ class GroupNote(NamedTuple):
     counted: bytearray
     """Whether each token counts, of whole cells."""
     digests: Any
-    """int64 [layers, 2, cells, heads]"""
+    """int64 [layers, 2 or 1, cells, heads]"""
     sketches: Any
-    """float16 [layers, 2, cells, SKETCH]"""
+    """float16 [layers, 2 or 1, cells, SKETCH]"""
     marks: list[Any]
     """int64 [tokens]: those of the target, and of the drafter."""
     outlines: list[Any]
@@ -761,9 +762,10 @@ def _row(
             "counted": base64.b64encode(found.counted).decode(),
             "digests": _text(found.digests),
             "sketches": _text(found.sketches),
-            "marks": [_text((m >> 32).to(torch.int32)) for m in found.marks],
+            # The upper half of each.
+            "marks": [_text(m.view(torch.int32)[1::2]) for m in found.marks],
             # Of layers that a group does not have there is none.
-            "outlines": [_text(o) if o.any() else "" for o in found.outlines],
+            "outlines": [_text(o) if o.any() else "" for o in map(_numbers, found.outlines)],
         }
         if kept is not None:
             of_blocks = kept["digests"]
@@ -797,9 +799,14 @@ def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedSteps, int, i
     return row | {"drafts": {"positions": positions, "tokens": tokens, "sketches": _text(_cat(sketches, 0))}}
 
 
-def _text(tensor: Any) -> str:
-    """Return a tensor's bytes, little-endian, in base 64."""
-    return base64.b64encode(tensor.contiguous().cpu().numpy().tobytes()).decode()
+def _text(numbers: Any) -> str:
+    """Return the bytes of a tensor or an array, little-endian, in base 64."""
+    return base64.b64encode(_numbers(numbers).tobytes()).decode()
+
+
+def _numbers(tensor: Any) -> Any:
+    """Return a tensor as an array, whose operations take a third as long. Waits for the device."""
+    return tensor.cpu().numpy() if hasattr(tensor, "cpu") else tensor
 
 
 class Unseen(Exception):
@@ -857,22 +864,39 @@ def _drafts_in_a_graph(runner: Any) -> bool:
     )
 
 
-def _layer(runner: Any, name: str, drafter: bool) -> Layer:
-    """Describe a layer. Raises Unseen when its cache is not one of keys and values, or its backend does not say where
-    it puts them."""
+def _layer(runner: Any, name: str, drafter: bool, block_size: int) -> Layer:
+    """Describe a layer. Raises Unseen when its cache is neither one of keys and values nor of a latent, or its backend
+    does not say where it puts them."""
     module = runner.compilation_config.static_forward_context[name]
     cache = module.kv_cache
     if isinstance(cache, (list, tuple)):
         if len(cache) != 1:
             raise Unseen(f"its cache is {len(cache)} tensors")
         cache = cache[0]
-    impl = getattr(module, "impl", None)
-    if not hasattr(impl, "do_kv_cache_update") or not hasattr(module, "num_kv_heads") or cache.dim() != 4:
-        raise Unseen(f"{type(module).__name__} does not keep keys and values by head")
-    places = _places(module, impl, cache)
+    if not hasattr(getattr(module, "impl", None), "do_kv_cache_update"):
+        raise Unseen(f"{type(module).__name__} does not tell where it keeps what")
+    latent = cache.dim() == 3 and hasattr(module, "kv_lora_rank")
+    if not latent and (cache.dim() != 4 or not hasattr(module, "num_kv_heads")):
+        raise Unseen(f"{type(module).__name__} keeps neither keys and values by head nor a latent")
+    if (ranks := _divided(runner)) > 1:
+        raise Unseen(f"{ranks} ranks share the tokens of a context")
+    blocks, tokens = getattr(runner.kv_cache_config, "num_blocks", None), cache.shape[1 if latent else 2]
+    if blocks is not None and cache.shape[0] * tokens != blocks * block_size:
+        had = f"{cache.shape[0] * tokens} tokens, where its group has blocks of {blocks * block_size}"
+        raise Unseen(f"its cache has room for {had}")
+    shape = (1, tokens, 1, module.kv_lora_rank + module.qk_rope_head_dim) if latent else None
+    places = _places(module, cache, shape or (2, tokens, module.num_kv_heads, module.head_size))
     numbers = cache.dtype if cache.dtype.is_floating_point else _as_bytes(getattr(module, "kv_cache_dtype", None))
-    first = _first_head(runner, drafter, places.shape[2])
+    # Each rank has the whole latent.
+    first = 0 if latent else _first_head(runner, drafter, places.shape[2])
     return Layer(name, drafter, places.shape[2], first, places, _bits(cache), numbers)
+
+
+def _divided(runner: Any) -> int:
+    """Return between how many ranks the tokens of a context are divided."""
+    parallel = getattr(getattr(runner, "vllm_config", None), "parallel_config", None)
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(getattr(parallel, name, 1) for name in names)
 
 
 def _first_head(runner: Any, drafter: bool, heads: int) -> int:
@@ -922,27 +946,34 @@ def _window_axis() -> int:
     return 2 if is_conv_state_dim_first() else 1
 
 
-def _places(module: Any, impl: Any, cache: Any) -> Any:
-    """Return where the backend puts each element of a block: int64 [2 (keys, values), tokens, heads, elements].
+def _places(module: Any, cache: Any, shape: tuple[int, int, int, int]) -> Any:
+    """Return where the backend puts each element of a block: int64 ``shape``, [2 (keys, values) or 1 (latent), tokens,
+    heads, elements].
 
-    The backend itself writes numbered keys and values into a block of its own, as many times as the numbers have digits
-    that the cache's type tells apart.
+    The backend itself writes numbered ones into a block of its own, as many times as the numbers have digits that the
+    cache's type tells apart.
     """
     import torch
 
-    tokens, heads, size = cache.shape[2], module.num_kv_heads, module.head_size
-    count = 2 * tokens * heads * size
+    tokens, count = shape[1], math.prod(shape)
     if cache[0].numel() != count:
-        raise Unseen(f"its blocks have {cache[0].numel()} elements where keys and values have {count}")
-    numbers = torch.arange(count, device=cache.device).reshape(2, tokens, heads, size)
+        what = "keys and values" if shape[0] == 2 else "a latent"
+        raise Unseen(f"its blocks have {cache[0].numel()} elements where {what} would have {count}")
+    numbers = torch.arange(count, device=cache.device).reshape(shape)
     slots = torch.arange(tokens, 2 * tokens, device=cache.device)
 
     def written(digits: Any) -> Any:
         # Quantised, powers of two stay so far apart that rounding and scales leave them apart.
         values = digits + 1 if cache.element_size() > 1 else 2.0**digits
-        keys, others = values.to(cache.dtype if cache.element_size() > 1 else module.dtype).contiguous()
+        values = values.to(cache.dtype if cache.element_size() > 1 else getattr(module, "dtype", torch.bfloat16))
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
-        impl.do_kv_cache_update(module, keys, others, scratch, slots)
+        if shape[0] == 2:
+            module.impl.do_kv_cache_update(module, *values.contiguous(), scratch, slots)
+        else:
+            ranks = module.kv_lora_rank
+            latent, rotated = values[0, :, 0, :ranks].contiguous(), values[0, :, :, ranks:].contiguous()
+            kept = module.kv_cache_dtype, module._k_scale
+            module.impl.do_kv_cache_update(latent, rotated, scratch, slots, *kept)
         return scratch[1].reshape(-1).to(torch.int64)
 
     base, scale = (128, 1) if cache.element_size() > 1 else (4, 1)
@@ -956,7 +987,7 @@ def _places(module: Any, impl: Any, cache: Any) -> Any:
     places = torch.argsort(found)
     if not torch.equal(found[places], torch.arange(count, device=cache.device)):
         raise Unseen("its backend does not write each element of a block once")
-    return places.reshape(2, tokens, heads, size)
+    return places.reshape(shape)
 
 
 @functools.lru_cache(maxsize=256)

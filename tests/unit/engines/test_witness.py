@@ -67,7 +67,7 @@ def test_one_element_is_named_by_layer_kind_head_and_token(tmp_path: Path, token
         _noted(tmp_path, StandInRunner(other, 32), "decode"), _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     )
     (place,) = found.places
-    assert (place.layer.name, place.layer.drafter, place.values) == (LAYERS[1], False, bool(kind))
+    assert (place.layer.name, place.layer.drafter, place.kind) == (LAYERS[1], False, ("keys", "values")[kind])
     assert (place.cell, place.heads, found.tokens, found.blocks) == (token // CELL, (2,), (token,), (token // 32,))
     assert place.distance < 0.01
 
@@ -81,7 +81,7 @@ def test_quantised_numbers_are_told_apart(tmp_path: Path, way: str, kept: str) -
     ours = _noted(tmp_path, StandInRunner(other, 16, way, kept=kept), "decode")
     found = compare_notes(ours, _noted(tmp_path, StandInRunner(kv, 32, kept=kept), "prefill"))
     (place,) = found.places
-    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (2,))
+    assert (place.layer.name, place.kind, place.cell, place.heads) == (LAYERS[1], "keys", 40 // CELL, (2,))
     assert 0.05 < place.distance < 1 and found.tokens == (40,)
 
 
@@ -209,7 +209,7 @@ def test_what_one_rank_lost_is_named_by_its_head(
     theirs = _of_ranks(tmp_path, monkeypatch, kv, "prefill", 1)
     ours = _of_ranks(tmp_path, monkeypatch, kv, "decode", ranks, damaged, received=[0, 1, 2])
     (place,) = compare_notes(ours, theirs, received=True).places
-    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (head,))
+    assert (place.layer.name, place.kind, place.cell, place.heads) == (LAYERS[1], "keys", 40 // CELL, (head,))
 
 
 def test_a_drafter_that_every_rank_has_whole_is_one_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_zeros_and_shifts_are_told(tmp_path: Path) -> None:
     theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     found = compare_notes(_noted(tmp_path / "a", StandInRunner(lost, 32), "decode"), theirs)
     assert all(p.zeros and p.elsewhere is None and p.distance == pytest.approx(1, abs=1e-2) for p in found.places)
-    assert {(p.cell, p.values) for p in found.places} == {(0, False), (1, False)}
+    assert {(p.cell, p.kind) for p in found.places} == {(0, "keys"), (1, "keys")}
     found = compare_notes(_noted(tmp_path / "b", StandInRunner(shifted, 32), "decode"), theirs)
     assert {(p.cell, p.elsewhere) for p in found.places} == {(2, 0), (3, 1)}
     assert found.tokens == tuple(range(32, 64))
