@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -232,10 +233,16 @@ def test_a_drafter_that_every_rank_has_whole_is_one_drafter(tmp_path: Path, monk
     }
 
 
-def test_long_prompts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = StandInRunner(kv_of(5), 32)
+@pytest.mark.parametrize("at_once", [{"_AT_ONCE": 2 * CELL}, {"_ELEMENTS": {"cpu": 1}}])
+@pytest.mark.parametrize("block_size", [16, 32, 48])
+def test_long_prompts_are_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_size: int, at_once: dict[str, Any]
+) -> None:
+    runner = StandInRunner(kv_of(5), block_size)
     whole = _noted(tmp_path / "whole", runner, "decode").groups[0]
-    monkeypatch.setattr(plugin, "_AT_ONCE", 2 * CELL)
+    # A block at a time, and a layer.
+    for name, limit in at_once.items():
+        monkeypatch.setattr(plugin, name, limit)
     parts = _noted(tmp_path / "parts", runner, "decode").groups[0]
     assert (parts.digests == whole.digests).all() and (parts.sketches == whole.sketches).all()
     assert parts.marks is not None and whole.marks is not None
