@@ -163,7 +163,8 @@ def _damage_token(worker: Any, groups: list[list[int]], wanted: dict[str, str]) 
 
     module = worker.vllm_config.compilation_config.static_forward_context[wanted["layer"]]
     cache = module.kv_cache[0] if isinstance(module.kv_cache, (list, tuple)) else module.kv_cache
-    places = kv_harness_witness._places(module, module.impl, cache)["KV".index(wanted["part"])]
+    shape = 2, cache.shape[2], module.num_kv_heads, module.head_size
+    places = kv_harness_witness._places(module, cache, shape)["KV".index(wanted["part"])]
     group = groups[worker.kv_cache_config.transfer_group_index_by_layer[wanted["layer"]]]
     block, at = divmod(int(wanted["token"]), places.shape[0])
     page, mine = cache[group[block]].view(-1), places[at, int(wanted["head"])]

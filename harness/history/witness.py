@@ -29,6 +29,9 @@ CELL = 16
 _SKETCH = 8
 OUTLINE = 2
 """Projections of a token."""
+KEYS_AND_VALUES = ("keys", "values")
+LATENT = ("latent",)
+"""What a layer of multi-head latent attention (MLA) keeps of a token: one vector for all heads."""
 _CACHED = 16 * 2**20
 """Bytes of lines whose notes are kept."""
 _REQUEST = re.compile(r"(?:cmpl-(?P<id>.+?)(?:-\d+(?:-[0-9a-f]{8})?)?|chatcmpl-(?P<chat>.+?)(?:-[0-9a-f]{8})?)")
@@ -51,7 +54,7 @@ class KeptBlocks(NamedTuple):
     blocks: tuple[int, ...]
     """Which of the request's blocks; not all that were found are known."""
     digests: NDArray[np.uint64]
-    """[layers, 2 (keys, values), cells of these blocks, heads]"""
+    """[layers, kinds, cells of these blocks, heads]"""
     foreign: tuple[int, ...]
     """The request's blocks that were filled for other tokens."""
 
@@ -64,9 +67,9 @@ class NotedGroup(NamedTuple):
     counted: NDArray[np.bool_]
     """Whether each token counts: those in blocks that a window has left do not, nor what fills the last cell up."""
     digests: NDArray[np.uint64]
-    """[layers, 2 (keys, values), cells, heads]"""
+    """[layers, kinds, cells, heads]"""
     sketches: NDArray[np.float32]
-    """[layers, 2, cells, projections]"""
+    """[layers, kinds, cells, projections]"""
     marks: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None
     """By token: of the target's layers together, and of the drafter's. None where several ranks noted a part each."""
     received: frozenset[int] | None
@@ -78,6 +81,7 @@ class NotedGroup(NamedTuple):
     """Of a note before the first step: what the blocks were that the prefix cache found."""
     firsts: tuple[int, ...] = ()
     """Number of each layer's first head among those of all ranks; none where one noted all."""
+    kinds: tuple[str, ...] = KEYS_AND_VALUES
 
 
 class StateLayer(NamedTuple):
@@ -138,6 +142,7 @@ class _GroupOfFile(Strict):
     layers: tuple[tuple[str, bool, int], ...]
     firsts: tuple[int, ...] = ()
     """Number of each layer's first head among those of all ranks; none in records of earlier versions."""
+    kinds: tuple[Literal["keys"], Literal["values"]] | tuple[Literal["latent"]] = ("keys", "values")
 
 
 class _StatesOfFile(Strict):
@@ -209,7 +214,7 @@ class KVWitness:
         """By group of engines and prompt, the requests that a router named, in the order in which they ended."""
         self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
         self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
-        """By group of engines: layers whose caches could not be told apart into keys and values, with the reason."""
+        """By group of engines: layers whose caches could not be read, with the reason."""
         self.drafting: set[str] = set()
         """Groups of engines of which one notes what drafts were sampled from."""
         self.errors: dict[str, list[str]] = defaultdict(list)
@@ -294,8 +299,9 @@ def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | Non
     cells, layers = len(counted) // CELL, tuple(KVLayer(name, drafter) for name, drafter, _ in known.layers)
     marks = tuple(_array(mark, "<u4", path) for mark in found.marks)
     try:
-        digests = _array(found.digests, "<u8", path).reshape(len(layers), 2, cells, known.layers[0][2])
-        sketches = _array(found.sketches, "<f2", path).reshape(len(layers), 2, cells, _SKETCH).astype(np.float32)
+        shape = len(layers), len(known.kinds), cells
+        digests = _array(found.digests, "<u8", path).reshape(*shape, known.layers[0][2])
+        sketches = _array(found.sketches, "<f2", path).reshape(*shape, _SKETCH).astype(np.float32)
     except ValueError as error:
         raise DataError(f"{path}: expected {len(layers)} layers of {cells} cells, found another number") from error
     if any(len(mark) != len(counted) for mark in marks):
@@ -304,7 +310,7 @@ def _group(known: _GroupOfFile, found: _GroupRow, received: frozenset[int] | Non
     target, drafter = (_outline(text, len(counted), path) for text in found.outlines)
     both, outlines = (marks[0], marks[1]), (target, drafter)
     return NotedGroup(
-        layers, known.block_size, counted, digests, sketches, both, received, outlines, kept, known.firsts
+        layers, known.block_size, counted, digests, sketches, both, received, outlines, kept, known.firsts, known.kinds
     )
 
 
@@ -322,7 +328,8 @@ def _kept(known: _GroupOfFile, found: _KeptRow, cells: int, path: Path) -> KeptB
     if any(not 0 <= block < cells * CELL // known.block_size for block in (*found.blocks, *found.foreign)):
         raise DataError(f"{path}: expected kept blocks of the request, found others")
     try:
-        digests = _array(found.digests, "<u8", path).reshape(len(known.layers), 2, of_blocks, known.layers[0][2])
+        shape = len(known.layers), len(known.kinds), of_blocks, known.layers[0][2]
+        digests = _array(found.digests, "<u8", path).reshape(shape)
     except ValueError as error:
         raise DataError(f"{path}: expected digests of {len(found.blocks)} kept blocks, found another number") from error
     return KeptBlocks(found.blocks, digests, found.foreign)

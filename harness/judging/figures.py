@@ -265,7 +265,7 @@ class KVPlace(Strict):
 
     layer: str
     kind: str
-    """``keys`` or ``values``."""
+    """``keys``, ``values`` or ``latent``."""
     heads: tuple[int, ...]
     first_token: int
     zeros: bool
@@ -292,6 +292,8 @@ class KVOfLayers(Strict):
     keys: tuple[int, ...]
     """The blocks whose keys differ."""
     values: tuple[int, ...]
+    latent: tuple[int, ...] = ()
+    """Those whose latent does, of multi-head latent attention."""
     states: tuple[int, ...] = ()
     """The numbers of tokens after which their recurrent states differ."""
     zeros: bool

@@ -39,7 +39,7 @@ class KVHeld:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """Layers whose caches could not be told apart into keys and values, with the reason."""
+        """Layers whose caches could not be read, with the reason."""
         return self._witness.unseen.get(self._cell.record.group, {})
 
     @property

@@ -10,9 +10,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.history.witness import CELL, OUTLINE, KVLayer, Noted, NotedGroup, NotedState, StateLayer
+from harness.history.witness import (
+    CELL,
+    KEYS_AND_VALUES,
+    LATENT,
+    OUTLINE,
+    KVLayer,
+    Noted,
+    NotedGroup,
+    NotedState,
+    StateLayer,
+)
 
-KINDS = ("keys", "values")
+KINDS = (*KEYS_AND_VALUES, *LATENT)
 STATE_KINDS = ("convolution", "state")
 _NEVER = math.log(1e6)
 """By chance, outlines show less than one in a million times that a few tokens are so far apart."""
@@ -22,12 +32,13 @@ class OtherKV(NamedTuple):
     """A cell of 16 tokens of one layer in which two caches differ."""
 
     layer: KVLayer
-    values: bool
-    """Whether it is the values that differ, and not the keys."""
+    kind: str
+    """One of KINDS: what differs."""
     cell: int
     """Number of the cell in the prompt."""
     heads: tuple[int, ...]
-    """The heads that differ; empty where cells of unlike extent were compared by token."""
+    """The heads that differ; empty of a latent, which is of all heads, and where cells of unlike extent were compared
+    by token."""
     distance: float
     """Distance of the two over the size of the second one, as their sketches estimate it: infinite where it is zero,
     not a number where no sketch was kept."""
@@ -61,7 +72,8 @@ class KVBounds(NamedTuple):
     of_states: float = 0.0
     """Of a layer with recurrent state that is not named."""
     by_layer: Mapping[tuple[str, bool], float] = MappingProxyType({})
-    """By the layer's name, of its keys (False) and its values (True), or of its convolution and its state."""
+    """By the layer's name, of its keys or its latent (False) and its values (True), or of its convolution and its
+    state."""
 
     def of(self, layer: KVLayer | StateLayer, values: bool) -> float:
         unnamed = self.of_states if isinstance(layer, StateLayer) else self.otherwise
@@ -244,7 +256,7 @@ def _alike(
                 for i, layer in enumerate(mine.layers)
                 if layer in other.layers and drafter in (None, layer.drafter)
             ]
-            if pairs:
+            if pairs and mine.kinds == other.kinds:
                 yield mine, other, pairs
 
 
@@ -287,11 +299,12 @@ def _states_of_kept(state: NotedState, kept: Sequence[Sequence[NDArray[np.uint64
 
 def _places_of_kept(group: NotedGroup, kept: NDArray[np.uint64], cell: int, at: int) -> Iterator[OtherKV]:
     for i, layer in enumerate(group.layers):
-        for kind in range(2):
+        for kind in range(len(group.kinds)):
             now = group.digests[i, kind, cell]
             heads = tuple(int(h) for h in np.flatnonzero(now != kept[i, kind, at]))
             if heads:
-                yield OtherKV(layer, bool(kind), cell, heads, float("nan"), not now[list(heads)].any(), None)
+                zeros = not now[list(heads)].any()
+                yield OtherKV(layer, group.kinds[kind], cell, _named(group, heads), float("nan"), zeros, None)
 
 
 def _common(mine: NotedGroup, other: NotedGroup, received: bool, tokens: int | None) -> dict[int, NDArray[np.bool_]]:
@@ -337,8 +350,13 @@ def _differences(
         heads = tuple(int(h) for h in np.flatnonzero(ours != theirs)) if len(ours) == len(theirs) else ()
         elsewhere = _cell_with(other, j, kind, ours) if ours.any() else None
         zeros = not ours[list(heads) or slice(None)].any()
-        found.append(OtherKV(mine.layers[i], bool(kind), cell, heads, distance, zeros, elsewhere))
+        place = mine.kinds[kind], cell, _named(mine, heads), distance, zeros, elsewhere
+        found.append(OtherKV(mine.layers[i], *place))
     return compared, found
+
+
+def _named(group: NotedGroup, heads: tuple[int, ...]) -> tuple[int, ...]:
+    return () if group.kinds == LATENT else heads
 
 
 def _places(
@@ -347,12 +365,12 @@ def _places(
     pairs: Collection[tuple[int, int]],
     common: dict[int, NDArray[np.bool_]],
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield what both notes cover alike: the layer in the one and in the other, keys (0) or values (1), and the
+    """Yield what both notes cover alike: the layer in the one and in the other, the number of the kind, and the
     cell."""
     for cell, both in common.items():
         if _even(mine, other, cell, both):
             for i, j in pairs:
-                yield from ((i, j, kind, cell) for kind in range(2))
+                yield from ((i, j, kind, cell) for kind in range(len(mine.kinds)))
 
 
 def _cell_with(group: NotedGroup, layer: int, kind: int, digest: NDArray[np.uint64]) -> int | None:

@@ -108,6 +108,64 @@ class StandInRunner:
         )
 
 
+RANK, ROTATED = 12, 4
+"""Elements of a latent, and of the part of a key that is rotated by its position beside it."""
+
+
+class LatentBackend:
+    """Writes latents into a cache of shape [blocks, tokens, elements], as back ends of vLLM do."""
+
+    def do_kv_cache_update(self, latent: Any, rotated: Any, cache: Any, slots: Any, kept: str, scale: Any) -> None:
+        assert latent.shape[1:] == (RANK,) and rotated.shape[1:] == (1, ROTATED)
+        whole = torch.cat([latent, rotated[:, 0]], -1)
+        if cache.dtype == torch.uint8:
+            whole = whole.div(scale).to({"fp8": torch.float8_e4m3fn}[kept]).view(torch.uint8)
+        cache.view(-1, cache.shape[2])[slots, : whole.shape[1]] = whole
+
+
+class LatentRunner:
+    """A model runner whose layers keep a latent of each token, the last one a drafter's that keeps keys and values."""
+
+    def __init__(
+        self,
+        kv: torch.Tensor,
+        block_size: int,
+        kept: str = "auto",
+        width: int = RANK + ROTATED,
+        draft: bool = True,
+    ) -> None:
+        """Keep the first elements of ``kv`` ([layers, 2, tokens, heads, elements]) as latents, of a layer that is not a
+        drafter's. ``width`` is that of the cache."""
+        beside = StandInRunner(kv, block_size, draft=draft)
+        self.blocks, self.of_groups, self.requests = beside.blocks, beside.of_groups, beside.requests
+        self.drafter, self.kv_caches = beside.drafter, beside.kv_caches
+        self.layers = beside.layers
+        tokens = kv.shape[2]
+        slots = torch.tensor([self.blocks[t // block_size] * block_size + t % block_size for t in range(tokens)])
+        for i, name in enumerate(LAYERS[:2]):
+            latents = kv[i].movedim(0, 1).reshape(tokens, -1)[:, : RANK + ROTATED]
+            # What no request holds is not zero.
+            cache = torch.randn((len(self.blocks) + 1, block_size, width)).to(kv.dtype)
+            if kept != "auto":
+                cache = torch.randint(0, 99, cache.shape, dtype=torch.uint8)
+            self.layers[name] = SimpleNamespace(
+                kv_cache=cache,
+                impl=LatentBackend(),
+                kv_lora_rank=RANK,
+                qk_rope_head_dim=ROTATED,
+                kv_cache_dtype=kept,
+                _k_scale=torch.tensor(0.5),
+            )
+            given = latents[:, :RANK], latents[:, None, RANK:], cache, slots, kept, torch.tensor(0.5)
+            self.layers[name].impl.do_kv_cache_update(*given)
+        self.compilation_config = beside.compilation_config
+        spec = SimpleNamespace(block_size=block_size)
+        self.kv_cache_config = SimpleNamespace(
+            kv_cache_groups=[SimpleNamespace(layer_names=list(self.layers), kv_cache_spec=spec)],
+            num_blocks=len(self.blocks) + 1,
+        )
+
+
 STATEFUL = ("model.layers.2.mixer", "model.layers.3.mixer")
 STATE_HEADS = 2
 
@@ -176,9 +234,10 @@ def write_notes(
     draft: bool = True,
     block_size: int = 32,
     answer: int = 0,
+    latent: bool = False,
 ) -> None:
     """Write the notes of a request whose prompt has so many tokens; ``received`` are indices of blocks."""
-    runner = StandInRunner(kv, block_size, draft=draft)
+    runner = (LatentRunner if latent else StandInRunner)(kv, block_size, draft=draft)
     witness = plugin.Witness(runner, writer)
     for moment in moments:
         take_note(witness, runner, request, moment, tokens, received, answer)
@@ -186,7 +245,7 @@ def write_notes(
 
 def take_note(
     witness: plugin.Witness,
-    runner: StandInRunner,
+    runner: StandInRunner | LatentRunner,
     request: str,
     moment: str,
     prompt: int | Sequence[int],

@@ -40,7 +40,9 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import itertools
 import json
+import math
 import os
 import queue
 import sys
@@ -61,10 +63,18 @@ SKETCH = 8
 OUTLINE = 2
 """Those of one token."""
 _NULL_BLOCK = 0
+_OTHERS = bytes([1, 0, *range(2, 256)])
+"""Translates whether tokens count into whether they do not."""
 _AT_ONCE = 4096
-"""Tokens that are read at a time, a multiple of a cell: so many of a layer are copied on the device."""
-_ELEMENTS = 2**22
-"""Elements of several layers that are copied and read together."""
+"""Most tokens that are read at a time, a multiple of a cell: so many of a layer are copied on the device."""
+_ELEMENTS = {"cpu": 2**18}
+"""Elements that are copied and read together, by device: on CPUs, what their caches keep."""
+_MOST_ELEMENTS = 2**23
+"""Those on other devices."""
+_STEPS = 32
+"""Steps whose drafts are sketched together."""
+_HIDDEN = 2**20
+"""Numbers of hidden states that wait for that."""
 _MOST_KEPT = 8192
 """Blocks whose content is remembered until they are hit or filled anew, those of the latest requests."""
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
@@ -128,19 +138,37 @@ class Layer(NamedTuple):
     first_head: int
     """Number of its first head among those of all ranks."""
     places: Any
-    """Places in a block, int64 [2 (keys, values), tokens of a kernel block, heads, elements]."""
+    """Places in a block, int64 [2 (keys, values) or 1 (latent), tokens of a kernel block, heads, elements]."""
     cache: Any
-    """The cache, indexed by kernel block."""
+    """The bits of its elements, indexed by kernel block."""
     numbers: Any
     """Type in which its elements are numbers, where they are kept as bytes."""
 
 
 class Group(NamedTuple):
-    """A KV-cache group: layers whose requests have one list of blocks."""
+    """Layers of a KV-cache group, whose requests have one list of blocks, that have keys and values alike."""
 
     number: int
+    """Number by which rows name it."""
+    of: int
+    """Number of the KV-cache group."""
     block_size: int
     layers: tuple[Layer, ...]
+
+    @property
+    def owners(self) -> list[tuple[bool, slice]]:
+        """Whether it is the drafter's, and which tensors these are, of layers that follow each other."""
+        kinds, done, out = len(self.layers[0].places), 0, []
+        for drafter, layers in itertools.groupby(self.layers, lambda layer: layer.drafter):
+            tensors = slice(done, done + kinds * sum(1 for _ in layers))
+            out.append((drafter, tensors))
+            done = tensors.stop
+        return out
+
+    def numbers(self, drafter: bool) -> int:
+        """Return how many numbers its layers of the target or of the drafter keep of a token."""
+        kinds, _, heads, size = self.layers[0].places.shape
+        return sum(kinds * heads * size for layer in self.layers if layer.drafter == drafter)
 
 
 class LayerWithState(NamedTuple):
@@ -168,9 +196,9 @@ class Block:
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         """Name (``_names``) of the tokens up to its end; None while they are not known."""
-        self.digests: Any = None
-        """int64 [layers, 2, cells, heads], once a request that held it has ended or was preempted; of a state that is
-        of whole blocks, int64 [parts], once it was computed."""
+        self.digests: dict[int, Any] = {}
+        """By number of the group: int64 [layers, 2 or 1, cells, heads], once a request that held it has ended or was
+        preempted; of a state that is of whole blocks, int64 [parts], once it was computed."""
 
 
 class DraftedStep(NamedTuple):
@@ -178,10 +206,78 @@ class DraftedStep(NamedTuple):
 
     positions: Any
     """int64 [requests]: that of the last token that the target has verified. Drafts follow the token behind it."""
-    sketches: Any
-    """float32 [requests, drafts, SKETCH]"""
+    hidden: Sequence[Any]
+    """[requests * drafts, ...] by call of the sampler: one for each draft of all requests, or one for all drafts,
+    request by request."""
     tokens: Any
     """[requests, drafts]: the drafts."""
+
+
+class DraftedSteps:
+    """Steps that follow each other, which are sketched together: a step waits for each operation, however little it has
+    to do."""
+
+    def __init__(self) -> None:
+        self._steps: list[DraftedStep] = []
+        self._waiting = 0
+        """Numbers of hidden states that are kept."""
+        self._shapes: list[tuple[int, int, int, list[int]]] = []
+        """Of each step: positions, requests, drafts of one, and those of it that each call of the sampler made."""
+        self._told: tuple[Any, Any, Any] | None = None
+
+    def add(self, step: DraftedStep) -> int:
+        """Return the number of a step, with which ``of`` finds it."""
+        self._steps.append(step)
+        self._waiting += step.hidden[0].numel() * len(step.hidden)
+        return len(self._steps) - 1
+
+    @property
+    def full(self) -> bool:
+        return len(self._steps) >= _STEPS or self._waiting >= _HIDDEN
+
+    def close(self) -> None:
+        """Sketch the steps, after which their hidden states are not needed. Raises ValueError for other hidden states
+        than those of their drafts."""
+        import torch
+
+        for step in self._steps:
+            (requests, drafts), rows = step.tokens.shape, [hidden.shape[0] for hidden in step.hidden]
+            if any(n % requests for n in rows):
+                raise ValueError(f"expected hidden states of the drafts of {requests} requests, found {rows}")
+            self._shapes.append((step.positions.shape[0], requests, drafts, [n // requests for n in rows]))
+        hidden = torch.cat([rows.flatten(1) for step in self._steps for rows in step.hidden]).to(torch.float32)
+        self._told = (
+            torch.cat([step.positions for step in self._steps]),
+            torch.cat([step.tokens.reshape(-1) for step in self._steps]),
+            hidden @ _signs(hidden.shape[1], 17, hidden.device),
+        )
+        self._steps = []
+
+    def of(self, found: Sequence[tuple[int, int]]) -> tuple[list[int], list[list[int]], Any]:
+        """Return positions, drafts and sketches, float32 [all drafts, SKETCH], of a request that has a row in each of
+        some steps. Waits for the device."""
+        import torch
+
+        assert self._told is not None
+        positions, tokens, sketches = self._told[0].tolist(), self._told[1].tolist(), self._told[2]
+        starts = [(0, 0, 0)]
+        for count, requests, drafts, calls in self._shapes:
+            position, token, sketch = starts[-1]
+            starts.append((position + count, token + requests * drafts, sketch + requests * sum(calls)))
+        of_steps: list[int] = []
+        of_drafts: list[list[int]] = []
+        of_sketches: list[int] = []
+        for step, row in found:
+            (_, requests, drafts, calls), (position, token, sketch) = self._shapes[step], starts[step]
+            rows: list[int] = []
+            for each in calls:
+                rows += range(sketch + row * each, sketch + (row + 1) * each)
+                sketch += requests * each
+            told = min(drafts, len(rows))
+            of_steps.append(positions[position + row])
+            of_drafts.append(tokens[token + row * drafts : token + row * drafts + told])
+            of_sketches += rows[:told]
+        return of_steps, of_drafts, sketches[torch.tensor(of_sketches, dtype=torch.int64, device=sketches.device)]
 
 
 class WatchedRequest:
@@ -198,8 +294,8 @@ class WatchedRequest:
         """What ``blocks`` were when it took them."""
         self.states: dict[tuple[int, int], tuple[Any, Any]] = {}
         """By tokens and group: the digests and sketches of the state after so many of them."""
-        self.drafts: list[tuple[DraftedStep, int]] = []
-        """The steps that drafted for it, with its row in each."""
+        self.drafts: list[tuple[DraftedSteps, int, int]] = []
+        """The steps that drafted for it, with the number of each and its row in it."""
         self._names: dict[int, list[str]] = {}
 
     def names(self, size: int) -> list[str]:
@@ -221,6 +317,7 @@ class Witness:
         """What each block is now. All groups share one pool."""
         self._kept: collections.OrderedDict[Block, None] = collections.OrderedDict()
         """Blocks with digests, the latest last."""
+        self._drafted = DraftedSteps()
         self._hits_alone = _fills_by_nixl_alone(runner)
         unseen: dict[str, str] = {}
         drafts = _draft_layers(runner)
@@ -234,14 +331,18 @@ class Witness:
                 states = tuple(_state_layer(runner, n, n in drafts, group.kv_cache_spec) for n in group.layer_names)
                 self.states.append(StateGroup(index, group.kv_cache_spec.block_size, mode != "none", states))
                 continue
-            layers = []
+            layers: dict[tuple[int, ...], list[Layer]] = collections.defaultdict(list)
             for name in group.layer_names:
                 try:
-                    layers.append(_layer(runner, name, name in drafts))
+                    layer = _layer(runner, name, name in drafts, group.kv_cache_spec.block_size)
                 except Unseen as error:
                     unseen[name] = str(error)
-            if layers:
-                self.groups.append(Group(index, group.kv_cache_spec.block_size, tuple(layers)))
+                else:
+                    layers[tuple(layer.places.shape[:3])].append(layer)
+            for alike in layers.values():
+                # A drafter may have other heads than its target.
+                number = index if index not in [g.number for g in self.groups] else len(groups) + len(self.groups)
+                self.groups.append(Group(number, index, group.kv_cache_spec.block_size, _sharing(alike)))
         described = {
             "witness": FORMAT,
             "rank": _rank()[0],
@@ -252,6 +353,7 @@ class Witness:
                     "block_size": g.block_size,
                     "layers": [[layer.name, layer.drafter, layer.heads] for layer in g.layers],
                     "firsts": [layer.first_head for layer in g.layers],
+                    **({"kinds": ["latent"]} if len(g.layers[0].places) == 1 else {}),
                 }
                 for g in self.groups
             ],
@@ -284,7 +386,7 @@ class Witness:
         for id_, count in computed.items():
             if id_ != but and id_ in self.requests:
                 for group in self.groups:
-                    out[group.number] |= set(self.requests[id_].blocks[group.number][count // group.block_size :])
+                    out[group.of] |= set(self.requests[id_].blocks[group.of][count // group.block_size :])
         return out
 
     def forget(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -301,14 +403,14 @@ class Witness:
                 request.states[tokens, group.number] = noted = _state(group, request.blocks[group.number][at])
                 # The prefix cache has the states that are of whole blocks.
                 if tokens == (at + 1) * group.block_size and at < len(request.held[group.number]):
-                    self._remember(request.held[group.number][at], noted[0])
+                    self._remember(request.held[group.number][at], group.number, noted[0])
 
-    def _remember(self, block: Block, digests: Any) -> None:
-        block.digests = digests
+    def _remember(self, block: Block, group: int, digests: Any) -> None:
+        block.digests[group] = digests
         self._kept[block] = None
         self._kept.move_to_end(block)
         while len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)[0].digests = None
+            self._kept.popitem(last=False)[0].digests.clear()
 
     def _found_states(
         self, request: WatchedRequest, tokens: int, received: Sequence[Sequence[int]] | None
@@ -324,7 +426,7 @@ class Witness:
             kept, foreign, sent = None, False, blocks[at] in _of_group(received, group.number)
             if self._hits_alone and not sent and tokens == (at + 1) * group.block_size:
                 names = request.names(group.block_size)
-                kept = held[at].digests
+                kept = held[at].digests.get(group.number)
                 foreign = held[at].name is not None and at < len(names) and held[at].name != names[at]
             out.append((group.number, tokens, *_state(group, blocks[at]), sent, kept, foreign))
         return out
@@ -342,21 +444,22 @@ class Witness:
         is that after ``state_of`` tokens, if they are not as many."""
         request = self.requests[id_]
         row: dict[str, Any] = {"request": id_, "prompt": request.name, "moment": "begin"}
-        filled = [_of_group(received, g.number) for g in self.groups]
+        filled = [_of_group(received, g.of) for g in self.groups]
         if received is not None:
             row["received"] = [
-                [i for i, block in enumerate(request.blocks[g.number]) if block in mine]
+                [i for i, block in enumerate(request.blocks[g.of]) if block in mine]
                 for g, mine in zip(self.groups, filled, strict=True)
             ]
         noted = []
         for group, mine in zip(self.groups, filled, strict=True):
-            others = unwritten[group.number] if unwritten else set()
-            blocks = [_NULL_BLOCK if block in others else block for block in request.blocks[group.number]]
-            if (found := self._noted(group, blocks, 0, computed)) is None:
+            others = unwritten[group.of] if unwritten else set()
+            blocks = [_NULL_BLOCK if block in others else block for block in request.blocks[group.of]]
+            (found,) = _noted(group, blocks, (0, computed))
+            if found is None:
                 continue
             hits = blocks[: computed // group.block_size] if self._hits_alone else []
             kept = [i for i, block in enumerate(hits) if block != _NULL_BLOCK and block not in mine]
-            noted.append((*found, _kept(request, group, kept)))
+            noted.append((found, _kept(request, group, kept)))
         states = self._found_states(request, state_of or computed, received)
         self._writer.put(functools.partial(_row, row, noted, states))
 
@@ -365,17 +468,20 @@ class Witness:
         unless it is to be resumed (not ``noted``)."""
         request = self.requests.pop(id_)
         behind = request.prompt // CELL
-        prompts, answers = [], []
+        prompts: list[tuple[GroupNote, None]] = []
+        answers: list[tuple[GroupNote, None]] = []
         for group in self.groups:
-            blocks = self._still_held(request, group.number)
-            prompt = self._noted(group, blocks, 0, request.prompt)
-            answer = self._noted(group, blocks, behind * CELL, len(tokens)) if len(tokens) > request.prompt else None
-            digests = [prompt[2][:, :, :behind]] if prompt else []
-            self._keep(group, blocks, tokens, [*digests, answer[2]] if answer else digests)
-            prompts += [(*prompt, None)] if prompt else []
-            answers += [(*answer, None)] if answer else []
+            blocks = self._still_held(request, group.of)
+            ranges = (0, request.prompt), (behind * CELL, len(tokens) if len(tokens) > request.prompt else 0)
+            prompt, answer = _noted(group, blocks, *ranges)
+            digests = [prompt.digests[:, :, :behind]] if prompt else []
+            self._keep(group, blocks, tokens, [*digests, answer.digests] if answer else digests)
+            prompts += [(prompt, None)] if prompt else []
+            answers += [(answer, None)] if answer else []
         row = {"request": id_, "prompt": request.name}
         if request.drafts:
+            if request.drafts[-1][0] is self._drafted:
+                self._close_drafted()
             self._writer.put(functools.partial(_drafts_row, {**row, "moment": "drafts", "groups": []}, request.drafts))
         if noted:
             states = [(group, count, *noted, False, None, False) for (count, group), noted in request.states.items()]
@@ -385,9 +491,16 @@ class Witness:
 
     def drafted(self, ids: Sequence[str], step: DraftedStep) -> None:
         """Note the drafts of a step, by the names of its requests."""
-        for row, id_ in enumerate(ids[: len(step.positions)]):
+        steps, number = self._drafted, self._drafted.add(step)
+        for row, id_ in enumerate(ids[: min(step.positions.shape[0], step.tokens.shape[0])]):
             if id_ in self.requests:
-                self.requests[id_].drafts.append((step, row))
+                self.requests[id_].drafts.append((steps, number, row))
+        if steps.full:
+            self._close_drafted()
+
+    def _close_drafted(self) -> None:
+        steps, self._drafted = self._drafted, DraftedSteps()
+        steps.close()
 
     def _still_held(self, request: WatchedRequest, group: int) -> list[int]:
         """Return the blocks of a request with the null block for those that a window has left and another took."""
@@ -400,104 +513,199 @@ class Witness:
 
         if not digests:
             return
-        whole, cells = torch.cat(digests, 2), group.block_size // CELL
+        by_block = torch.cat(digests, 2).split(group.block_size // CELL, 2)
         for at, name in enumerate(_names(tokens, group.block_size)):
             if at < len(blocks) and blocks[at] != _NULL_BLOCK:
                 block = self._pool[blocks[at]]
                 block.name = name
-                self._remember(block, whole[:, :, at * cells : (at + 1) * cells])
-
-    def _noted(self, group: Group, blocks: list[int], start: int, end: int) -> tuple[Any, ...] | None:
-        """Return what a request's blocks hold of tokens from ``start``, a multiple of a cell, up to ``end``."""
-        import torch
-
-        end = min(len(blocks) * group.block_size, end)
-        if end <= start:
-            return None
-        positions = start + torch.arange(-(-(end - start) // CELL) * CELL)
-        of_block = torch.tensor(blocks)[(positions // group.block_size).clamp(max=len(blocks) - 1)]
-        # A block that a window has left is the null block, whose content belongs to nobody.
-        counted = (positions < end) & (of_block != _NULL_BLOCK)
-        places = of_block * group.block_size + positions % group.block_size
-        parts = [_part(group, p, c) for p, c in zip(places.split(_AT_ONCE), counted.split(_AT_ONCE), strict=True)]
-        digests, sketches, marks, outlines = zip(*parts, strict=True)
-        of_tokens = [[torch.cat(some) for some in zip(*both, strict=True)] for both in (marks, outlines)]
-        return group.number, counted, torch.cat(digests, 2), torch.cat(sketches, 2), *of_tokens
+                self._remember(block, group.number, by_block[at])
 
 
-def _part(group: Group, places: Any, counted: Any) -> tuple[Any, Any, list[Any], list[Any]]:
-    """Return digests and sketches of whole cells [layers, 2, cells, ...], and the marks and outlines of their tokens,
-    each of the target and of the drafter. ``places`` are those of tokens in the cache, in blocks of the group,
-    ``counted`` whether each counts."""
+class GroupNote(NamedTuple):
+    """What the layers of a group hold of some tokens."""
+
+    group: int
+    counted: bytearray
+    """Whether each token counts, of whole cells."""
+    digests: Any
+    """int64 [layers, 2 or 1, cells, heads]"""
+    sketches: Any
+    """float16 [layers, 2 or 1, cells, SKETCH]"""
+    marks: list[Any]
+    """int64 [tokens]: those of the target, and of the drafter."""
+    outlines: list[Any]
+    """float16 [tokens, OUTLINE]: likewise."""
+
+
+def _noted(group: Group, blocks: Sequence[int], *ranges: tuple[int, int]) -> list[GroupNote | None]:
+    """Return what a request's blocks hold of ranges of tokens, each from a multiple of a cell up to an end. Blocks are
+    read once for all of them."""
+    ends = [min(len(blocks) * group.block_size, end) for _, end in ranges]
+    wanted = [(start, _counted(group, blocks, start, end)) for (start, _), end in zip(ranges, ends, strict=True)]
+    parts: list[list[Any]] = [[] for _ in ranges]
+    spans = [(start, start + len(counted)) for start, counted in wanted if counted]
+    for first, sums, rows in _read(group, blocks, spans) if spans else ():
+        for (start, counted), mine in zip(wanted, parts, strict=True):
+            at, end = max(start, first), min(start + len(counted), first + sums.shape[1])
+            if at < end:
+                here = slice(at - first, end - first)
+                mine.append(_cells(group, sums[:, here], rows[:, here], counted[at - start : end - start]))
+    return [_joined(group, c, mine) if mine else None for (_, c), mine in zip(wanted, parts, strict=True)]
+
+
+def _counted(group: Group, blocks: Sequence[int], start: int, end: int) -> bytearray:
+    """Return whether each token from ``start`` counts, up to the end of the cell that has the last one before
+    ``end``."""
+    counted = bytearray(-(-max(0, end - start) // CELL) * CELL)
+    counted[: max(0, end - start)] = b"\1" * max(0, end - start)
+    # A block that a window has left is the null block, whose content belongs to nobody.
+    for at in range(start // group.block_size, -(-end // group.block_size)):
+        if blocks[at] == _NULL_BLOCK:
+            begin = max(0, at * group.block_size - start)
+            behind = min(len(counted), (at + 1) * group.block_size - start)
+            counted[begin:behind] = bytes(behind - begin)
+    return counted
+
+
+def _read(group: Group, blocks: Sequence[int], spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Any, Any]]:
+    """Yield some tokens of spans, with what is between these: the number of the first one, the sums of all
+    tensors int64 [tensors, tokens, heads], and their projections float32 [tensors, tokens, SKETCH]."""
     import torch
 
-    cells = len(places) // CELL
-    count, done = 2 * len(group.layers), 0
-    digests, sketches = [], []
-    marks = [torch.zeros(len(places), dtype=torch.int64) for _ in range(2)]
-    outlines = [torch.zeros((len(places), OUTLINE)) for _ in range(2)]
-    for layers in _alike(group.layers, len(places)):
-        first, device = layers[0], layers[0].cache.device
-        raw = torch.stack([_content(layer, places, counted) for layer in layers]).flatten(0, 2)
-        sums = _sums(raw, first.first_head).reshape(2 * len(layers), len(places), -1)
-        digests.append((sums.reshape(len(sums), cells, CELL, -1) * _factors(CELL, 7, device)[:, None]).sum(2))
-        rows = _projected(raw.view(first.numbers), first.first_head).reshape(len(sums), len(places), SKETCH)
-        of_cells = rows.reshape(len(sums), cells, CELL, SKETCH) * _signs(CELL, 9, device)
-        sketches.append(of_cells.sum(2).to(torch.float16))
-        tensors = slice(done, done + len(sums))
-        done += len(sums)
-        share = sums.sum(-1) * _factors(count, 11, device)[tensors, None]
-        marks[first.drafter] = marks[first.drafter].to(device) + share.sum(0)
-        # Layers that are alike do not add up.
-        lines = rows[..., :OUTLINE] * _signs(count, 19, device)[tensors, None, :OUTLINE]
-        outlines[first.drafter] = outlines[first.drafter].to(device) + lines.sum(0)
-    shape = (len(group.layers), 2, cells, -1)
+    # As the cache has them: blocks of the group may be several of the cache.
+    size = group.layers[0].places.shape[1]
+    each = group.block_size // size
+    first, last = min(start for start, _ in spans) // size, -(-max(end for _, end in spans) // size)
+    kept = [blocks[at // each] * each + at % each for at in range(first, min(last, len(blocks) * each))]
+    # Parts begin with a cell.
+    whole = math.lcm(size, CELL)
+    most = min(_AT_ONCE, _room_for(group.layers[0]) // group.layers[0].places[:, 0].numel())
+    step = max(1, most // whole) * whole // size
+    for at in range(0, len(kept), step):
+        some = torch.tensor(kept[at : at + step])
+        parts = [_sums_and_projections(layers, some) for layers in _alike(group.layers, some.numel() * size)]
+        sums, rows = (_cat(of_layers, 0) for of_layers in zip(*parts, strict=True))
+        yield (first + at) * size, sums, rows
+
+
+def _sums_and_projections(layers: Sequence[Layer], blocks: Any) -> tuple[Any, Any]:
+    """Return what ``_read`` yields, of layers that are alike and some of their blocks."""
+    import torch
+
+    first, count = layers[0], len(layers) * len(blocks)
+    kinds, size, heads, elements = first.places.shape
+    device, of_block = first.cache.device, first.places.numel()
+    blocks = blocks.to(device)
+    found = _room("found", (len(layers), len(blocks), *first.cache.shape[1:]), first.cache.dtype, device)
+    for layer, into in zip(layers, found, strict=True):
+        torch.index_select(layer.cache, 0, blocks, out=into)
+    raw = _room("raw", (count, of_block), first.cache.dtype, device)
+    # Of integers, index_select takes five times as long on CPUs.
+    torch.gather(found.view(count, of_block), 1, first.places.view(1, -1).expand(count, -1), out=raw)
+    products = _room("products", (count * kinds * size, heads, elements), torch.int64, device)
+    factors = _of_heads(_factors, first.first_head, heads, elements, 3, device).view(heads, elements)
+    products.copy_(raw.view(count * kinds * size, heads, elements)).mul_(factors)
+    numbers = raw.view(first.numbers).view(count * kinds * size, heads * elements)
+    if numbers.dtype != torch.float32:
+        numbers = _room("numbers", tuple(numbers.shape), torch.float32, device).copy_(numbers)
+    rows = numbers @ _of_heads(_signs, first.first_head, heads, elements, 5, device)
+
+    def by_tensor(of_tokens: Any) -> Any:
+        by_block = of_tokens.view(len(layers), len(blocks), kinds, size, -1)
+        return by_block.transpose(1, 2).reshape(len(layers) * kinds, len(blocks) * size, -1)
+
+    return by_tensor(products.sum(-1)), by_tensor(rows)
+
+
+def _cells(group: Group, sums: Any, rows: Any, counted: bytearray) -> tuple[Any, ...]:
+    """Return the digests, sketches, marks and outlines of a ``GroupNote``, of tokens of whole cells."""
+    import torch
+
+    device, (count, tokens, _) = sums.device, sums.shape
+    if not all(counted):
+        others = torch.frombuffer(counted.translate(_OTHERS), dtype=torch.bool).to(device)[:, None]
+        sums, rows = sums.masked_fill(others, 0), rows.masked_fill(others, 0)
+    shape = (len(group.layers), -1, tokens // CELL, CELL)
+    digests = (sums.view(*shape, sums.shape[2]) * _factors(CELL, 7, device)[:, None]).sum(3)
+    sketches = (rows.view(*shape, SKETCH) * _signs(CELL, 9, device)).sum(3).to(torch.float16)
+    shares = sums.sum(-1) * _factors(count, 11, device)[:, None]
+    # Layers that are alike do not add up.
+    lines = rows[..., :OUTLINE] * _signs(count, 19, device)[:, None, :OUTLINE]
+    marks: dict[bool, Any] = {}
+    outlines: dict[bool, Any] = {}
+    for drafter, tensors in group.owners:
+        mark, outline = shares[tensors].sum(0), lines[tensors].sum(0)
+        marks[drafter] = marks[drafter] + mark if drafter in marks else mark
+        outlines[drafter] = outlines[drafter] + outline if drafter in outlines else outline
     # As large as one number of the KV, for which half precision has room.
-    numbers = [sum(2 * x.places[0, 0].numel() for x in group.layers if x.drafter is owner) for owner in (False, True)]
-    scaled = [(o / max(1, n) ** 0.5).to(torch.float16) for o, n in zip(outlines, numbers, strict=True)]
-    return torch.cat(digests).reshape(shape), torch.cat(sketches).reshape(shape), marks, scaled
+    scaled = {drafter: (o / group.numbers(drafter) ** 0.5).to(torch.float16) for drafter, o in outlines.items()}
+    for owner in {False, True} - set(marks):
+        marks[owner] = torch.zeros(tokens, dtype=torch.int64)
+        scaled[owner] = torch.zeros((tokens, OUTLINE), dtype=torch.float16)
+    return digests, sketches, marks[False], marks[True], scaled[False], scaled[True]
+
+
+def _joined(group: Group, counted: bytearray, parts: Sequence[tuple[Any, ...]]) -> GroupNote:
+    """Return the note of cells that were read in parts."""
+    digests, sketches, *of_tokens = zip(*parts, strict=True)
+    marks, outlines = [_cat(some, 0) for some in of_tokens[:2]], [_cat(some, 0) for some in of_tokens[2:]]
+    return GroupNote(group.number, counted, _cat(digests, 2), _cat(sketches, 2), marks, outlines)
+
+
+def _cat(tensors: Sequence[Any], dim: int) -> Any:
+    import torch
+
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def _alike(layers: Sequence[Layer], tokens: int) -> Iterator[list[Layer]]:
     """Yield the layers of a group, those in a row that are alike together: a step waits for each operation, however
-    little it has to do. Not more of them than ``_ELEMENTS`` allow, and at least one."""
-    some: list[Layer] = []
-    for layer in layers:
-        room = max(1, _ELEMENTS // max(1, tokens * 2 * layer.places[0, 0].numel()))
-        if some and (len(some) >= room or _kind(layer) != _kind(some[0])):
-            yield some
-            some = []
-        some.append(layer)
-    if some:
-        yield some
+    little it has to do. Not more of them than there is room for, and at least one."""
+    room = max(1, _room_for(layers[0]) // max(1, tokens * layers[0].places[:, 0].numel()))
+    for _, group in itertools.groupby(layers, _kind):
+        some = list(group)
+        yield from (some[at : at + room] for at in range(0, len(some), room))
+
+
+def _room_for(layer: Layer) -> int:
+    """Return how many elements of layers like this one are read together."""
+    return _ELEMENTS.get(layer.cache.device.type, _MOST_ELEMENTS)
 
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
-    return (
-        layer.drafter,
-        layer.first_head,
-        layer.heads,
-        layer.numbers,
-        layer.cache.dtype,
-        layer.cache.device,
-        layer.places.shape[2:],
-    )
+    kept = layer.cache.dtype, layer.cache.device, layer.cache.shape[1:]
+    return layer.first_head, layer.numbers, id(layer.places), *kept
 
 
-def _content(layer: Layer, places: Any, counted: Any) -> Any:
-    """Return the keys and values of tokens, without those that do not count: [2, tokens, heads, elements]."""
+def _sharing(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return layers, those with equal places with the same."""
     import torch
 
-    device = layer.cache.device
-    size = layer.places.shape[1]
-    # Each block is copied once, not for each of its tokens. Which ones is found where ``places`` are: nothing waits for
-    # the device.
-    held, of_token = torch.unique(places // size, return_inverse=True)
-    blocks = layer.cache[held.to(device)].reshape(len(held), -1)
-    elements = layer.places[:, (places % size).to(device)].reshape(2, len(places), -1)
-    at = of_token.to(device)[:, None] * blocks.shape[1] + elements
-    raw = blocks.reshape(-1)[at].reshape(2, len(places), layer.heads, -1)
-    return torch.where(counted.to(device)[:, None, None], raw, torch.zeros_like(raw))
+    known: list[Any] = []
+    out = []
+    for layer in layers:
+        same = (p for p in known if p.device == layer.places.device and torch.equal(p, layer.places))
+        if (places := next(same, None)) is None:
+            known.append(places := layer.places)
+        out.append(layer._replace(places=places))
+    return tuple(out)
+
+
+_rooms: dict[tuple[str, Any], Any] = {}
+
+
+def _room(what: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """Return a tensor without content. On CPUs, what was used before for the same: fresh pages of memory take longer
+    than all that is done with them."""
+    import torch
+
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    room = _rooms.get((what, dtype))
+    if room is None or len(room) < count:
+        _rooms[what, dtype] = room = torch.empty(count, dtype=dtype)
+    return room[:count].view(shape)
 
 
 def _of_group(received: Sequence[Sequence[int]] | None, group: int) -> set[int]:
@@ -532,35 +740,38 @@ def _fills_by_nixl_alone(runner: Any) -> bool:
 def _kept(request: WatchedRequest, group: Group, hits: Sequence[int]) -> dict[str, Any]:
     """Return what those of a request's blocks that the prefix cache found held when they were filled, and which of them
     were filled for other tokens."""
-    names, held = request.names(group.block_size), request.held[group.number]
-    known = [at for at in hits if held[at].digests is not None]
+    names, held = request.names(group.block_size), request.held[group.of]
+    known = [at for at in hits if group.number in held[at].digests]
     return {
         "blocks": known,
-        "digests": [held[at].digests for at in known],
+        "digests": [held[at].digests[group.number] for at in known],
         "foreign": [at for at in hits if held[at].name is not None and held[at].name != names[at]],
     }
 
 
-def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]], states: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return a row with its tensors as text. Waits for the device."""
+def _row(
+    row: dict[str, Any], noted: Sequence[tuple[GroupNote, dict[str, Any] | None]], states: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Return a row with its tensors as text, of prefix hits with what their blocks held. Waits for the device."""
     import torch
 
     groups = []
-    for index, counted, digests, sketches, marks, outlines, kept in noted:
-        group = {
-            "group": index,
-            "counted": _text(counted.to(torch.uint8)),
-            "digests": _text(digests),
-            "sketches": _text(sketches),
-            "marks": [_text((m >> 32).to(torch.int32)) for m in marks],
+    for found, kept in noted:
+        group: dict[str, Any] = {
+            "group": found.group,
+            "counted": base64.b64encode(found.counted).decode(),
+            "digests": _text(found.digests),
+            "sketches": _text(found.sketches),
+            # The upper half of each.
+            "marks": [_text(m.view(torch.int32)[1::2]) for m in found.marks],
             # Of layers that a group does not have there is none.
-            "outlines": [_text(o) if o.any() else "" for o in outlines],
+            "outlines": [_text(o) if o.any() else "" for o in map(_numbers, found.outlines)],
         }
         if kept is not None:
             of_blocks = kept["digests"]
             group["kept"] = {**kept, "digests": _text(torch.cat(of_blocks, 2)) if of_blocks else ""}
         groups.append(group)
-    found = [
+    of_states = [
         {
             "group": index,
             "tokens": tokens,
@@ -572,25 +783,30 @@ def _row(row: dict[str, Any], noted: Sequence[tuple[Any, ...]], states: Sequence
         }
         for index, tokens, digests, sketches, received, kept, foreign in states
     ]
-    return {**row, "groups": groups, **({"states": found} if found else {})}
+    return {**row, "groups": groups, **({"states": of_states} if of_states else {})}
 
 
-def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedStep, int]]) -> dict[str, Any]:
+def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedSteps, int, int]]) -> dict[str, Any]:
     """Return a row with the drafts of a request, step by step. Waits for the device."""
-    import torch
+    positions: list[int] = []
+    tokens: list[list[int]] = []
+    sketches = []
+    for steps, some in itertools.groupby(drafts, lambda draft: draft[0]):
+        found = steps.of([(number, at) for _, number, at in some])
+        positions += found[0]
+        tokens += found[1]
+        sketches.append(found[2])
+    return row | {"drafts": {"positions": positions, "tokens": tokens, "sketches": _text(_cat(sketches, 0))}}
 
-    return row | {
-        "drafts": {
-            "positions": torch.stack([step.positions[at] for step, at in drafts]).tolist(),
-            "tokens": [step.tokens[at].tolist() for step, at in drafts],
-            "sketches": _text(torch.cat([step.sketches[at] for step, at in drafts])),
-        }
-    }
+
+def _text(numbers: Any) -> str:
+    """Return the bytes of a tensor or an array, little-endian, in base 64."""
+    return base64.b64encode(_numbers(numbers).tobytes()).decode()
 
 
-def _text(tensor: Any) -> str:
-    """Return a tensor's bytes, little-endian, in base 64."""
-    return base64.b64encode(tensor.contiguous().cpu().numpy().tobytes()).decode()
+def _numbers(tensor: Any) -> Any:
+    """Return a tensor as an array, whose operations take a third as long. Waits for the device."""
+    return tensor.cpu().numpy() if hasattr(tensor, "cpu") else tensor
 
 
 class Unseen(Exception):
@@ -618,19 +834,19 @@ def _watch_drafter(runner: Any, witness: Witness) -> bool:
     if samples is None or _drafts_in_a_graph(runner):
         return False
     propose, sample = drafter.propose, getattr(drafter, samples)
-    parameters = inspect.signature(propose)
-    sketches: list[Any] = []
+    parameters = tuple(inspect.signature(propose).parameters)
+    hidden: list[Any] = []
 
     @functools.wraps(propose)
     def proposed(*args: Any, **kwargs: Any) -> Any:
-        sketches.clear()
+        hidden.clear()
         drafts = propose(*args, **kwargs)
-        _drafted(runner, witness, parameters.bind(*args, **kwargs).arguments, [*sketches], drafts)
+        _drafted(runner, witness, dict(zip(parameters, args, strict=False)) | kwargs, [*hidden], drafts)
         return drafts
 
     @functools.wraps(sample)
     def sampled(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        _sketched(sketches, hidden_states)
+        _sampled(hidden, hidden_states)
         return sample(hidden_states, *args, **kwargs)
 
     # Of this one alone: what an injected fault changes in its class is below them.
@@ -648,22 +864,39 @@ def _drafts_in_a_graph(runner: Any) -> bool:
     )
 
 
-def _layer(runner: Any, name: str, drafter: bool) -> Layer:
-    """Describe a layer. Raises Unseen when its cache is not one of keys and values, or its backend does not say where
-    it puts them."""
+def _layer(runner: Any, name: str, drafter: bool, block_size: int) -> Layer:
+    """Describe a layer. Raises Unseen when its cache is neither one of keys and values nor of a latent, or its backend
+    does not say where it puts them."""
     module = runner.compilation_config.static_forward_context[name]
     cache = module.kv_cache
     if isinstance(cache, (list, tuple)):
         if len(cache) != 1:
             raise Unseen(f"its cache is {len(cache)} tensors")
         cache = cache[0]
-    impl = getattr(module, "impl", None)
-    if not hasattr(impl, "do_kv_cache_update") or not hasattr(module, "num_kv_heads") or cache.dim() != 4:
-        raise Unseen(f"{type(module).__name__} does not keep keys and values by head")
-    places = _places(module, impl, cache)
+    if not hasattr(getattr(module, "impl", None), "do_kv_cache_update"):
+        raise Unseen(f"{type(module).__name__} does not tell where it keeps what")
+    latent = cache.dim() == 3 and hasattr(module, "kv_lora_rank")
+    if not latent and (cache.dim() != 4 or not hasattr(module, "num_kv_heads")):
+        raise Unseen(f"{type(module).__name__} keeps neither keys and values by head nor a latent")
+    if (ranks := _divided(runner)) > 1:
+        raise Unseen(f"{ranks} ranks share the tokens of a context")
+    blocks, tokens = getattr(runner.kv_cache_config, "num_blocks", None), cache.shape[1 if latent else 2]
+    if blocks is not None and cache.shape[0] * tokens != blocks * block_size:
+        had = f"{cache.shape[0] * tokens} tokens, where its group has blocks of {blocks * block_size}"
+        raise Unseen(f"its cache has room for {had}")
+    shape = (1, tokens, 1, module.kv_lora_rank + module.qk_rope_head_dim) if latent else None
+    places = _places(module, cache, shape or (2, tokens, module.num_kv_heads, module.head_size))
     numbers = cache.dtype if cache.dtype.is_floating_point else _as_bytes(getattr(module, "kv_cache_dtype", None))
-    first = _first_head(runner, drafter, places.shape[2])
-    return Layer(name, drafter, places.shape[2], first, places, cache, numbers)
+    # Each rank has the whole latent.
+    first = 0 if latent else _first_head(runner, drafter, places.shape[2])
+    return Layer(name, drafter, places.shape[2], first, places, _bits(cache), numbers)
+
+
+def _divided(runner: Any) -> int:
+    """Return between how many ranks the tokens of a context are divided."""
+    parallel = getattr(getattr(runner, "vllm_config", None), "parallel_config", None)
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(getattr(parallel, name, 1) for name in names)
 
 
 def _first_head(runner: Any, drafter: bool, heads: int) -> int:
@@ -713,27 +946,34 @@ def _window_axis() -> int:
     return 2 if is_conv_state_dim_first() else 1
 
 
-def _places(module: Any, impl: Any, cache: Any) -> Any:
-    """Return where the backend puts each element of a block: int64 [2 (keys, values), tokens, heads, elements].
+def _places(module: Any, cache: Any, shape: tuple[int, int, int, int]) -> Any:
+    """Return where the backend puts each element of a block: int64 ``shape``, [2 (keys, values) or 1 (latent), tokens,
+    heads, elements].
 
-    The backend itself writes numbered keys and values into a block of its own, as many times as the numbers have digits
-    that the cache's type tells apart.
+    The backend itself writes numbered ones into a block of its own, as many times as the numbers have digits that the
+    cache's type tells apart.
     """
     import torch
 
-    tokens, heads, size = cache.shape[2], module.num_kv_heads, module.head_size
-    count = 2 * tokens * heads * size
+    tokens, count = shape[1], math.prod(shape)
     if cache[0].numel() != count:
-        raise Unseen(f"its blocks have {cache[0].numel()} elements where keys and values have {count}")
-    numbers = torch.arange(count, device=cache.device).reshape(2, tokens, heads, size)
+        what = "keys and values" if shape[0] == 2 else "a latent"
+        raise Unseen(f"its blocks have {cache[0].numel()} elements where {what} would have {count}")
+    numbers = torch.arange(count, device=cache.device).reshape(shape)
     slots = torch.arange(tokens, 2 * tokens, device=cache.device)
 
     def written(digits: Any) -> Any:
         # Quantised, powers of two stay so far apart that rounding and scales leave them apart.
         values = digits + 1 if cache.element_size() > 1 else 2.0**digits
-        keys, others = values.to(cache.dtype if cache.element_size() > 1 else module.dtype).contiguous()
+        values = values.to(cache.dtype if cache.element_size() > 1 else getattr(module, "dtype", torch.bfloat16))
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
-        impl.do_kv_cache_update(module, keys, others, scratch, slots)
+        if shape[0] == 2:
+            module.impl.do_kv_cache_update(module, *values.contiguous(), scratch, slots)
+        else:
+            ranks = module.kv_lora_rank
+            latent, rotated = values[0, :, 0, :ranks].contiguous(), values[0, :, :, ranks:].contiguous()
+            kept = module.kv_cache_dtype, module._k_scale
+            module.impl.do_kv_cache_update(latent, rotated, scratch, slots, *kept)
         return scratch[1].reshape(-1).to(torch.int64)
 
     base, scale = (128, 1) if cache.element_size() > 1 else (4, 1)
@@ -747,7 +987,7 @@ def _places(module: Any, impl: Any, cache: Any) -> Any:
     places = torch.argsort(found)
     if not torch.equal(found[places], torch.arange(count, device=cache.device)):
         raise Unseen("its backend does not write each element of a block once")
-    return places.reshape(2, tokens, heads, size)
+    return places.reshape(shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -769,28 +1009,24 @@ def _signed(number: int) -> int:
     return number - 2**64
 
 
-def _sums(raw: Any, first_head: int) -> Any:
-    """Return the sum of a head's elements, as integers, times their factors: [tokens, heads, elements] to int64
-    [tokens, heads]."""
-    _, heads, size = raw.shape
-    factors = _factors((first_head + heads) * size, 3, raw.device)[first_head * size :].reshape(heads, size)
-    return (_integers(raw) * factors).sum(-1)
+@functools.lru_cache(maxsize=256)
+def _of_heads(make: Callable[[int, int, Any], Any], first: int, heads: int, size: int, seed: int, device: Any) -> Any:
+    """Return the factors or signs of a rank's heads: those of each element are the same whatever rank has it."""
+    return make((first + heads) * size, seed, device)[first * size :]
 
 
 def _integers(raw: Any) -> Any:
     """Return the bits of elements as int64."""
     import torch
 
-    return raw.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()]).to(torch.int64)
+    return _bits(raw).to(torch.int64)
 
 
-def _projected(raw: Any, first_head: int) -> Any:
-    """Return the projections of [tokens, heads, elements] by token: float32 [tokens, SKETCH]."""
+def _bits(raw: Any) -> Any:
+    """Return elements as integers of their size."""
     import torch
 
-    tokens, heads, size = raw.shape
-    signs = _signs((first_head + heads) * size, 5, raw.device)[first_head * size :]
-    return raw.reshape(tokens, heads * size).to(torch.float32) @ signs
+    return raw.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[raw.element_size()])
 
 
 @functools.lru_cache(maxsize=256)
@@ -799,7 +1035,8 @@ def _signs(count: int, seed: int, device: Any) -> Any:
     import torch
 
     bits = (_factors(count, seed, device)[:, None] >> torch.arange(20, 20 + SKETCH, device=device)) & 1
-    return (2 * bits - 1).to(torch.float32)
+    # Column by column, of which products take half as long.
+    return (2 * bits - 1).to(torch.float32).T.contiguous().T
 
 
 _witnesses: dict[int, Witness | None] = {}
@@ -834,28 +1071,20 @@ def _safely(work: Callable[..., None]) -> Callable[..., None]:
 
 
 @_safely
-def _sketched(sketches: list[Any], hidden_states: Any) -> None:
-    import torch
-
-    rows = hidden_states.reshape(len(hidden_states), -1).to(torch.float32)
-    sketches.append(rows @ _signs(rows.shape[1], 17, rows.device))
+def _sampled(hidden: list[Any], hidden_states: Any) -> None:
+    # The next one of a step, or the next step, writes into the same buffer.
+    hidden.append(hidden_states.clone())
 
 
 @_safely
-def _drafted(runner: Any, witness: Witness, given: dict[str, Any], sketches: list[Any], drafts: Any) -> None:
-    """Note the drafts of a step. ``given`` is what the drafter was, ``sketches`` are of what it sampled from: a row for
-    each request and draft, in one call for each draft or in one for all."""
-    import torch
-
-    if given.get("dummy_run") or not sketches:
+def _drafted(runner: Any, witness: Witness, given: dict[str, Any], hidden: list[Any], drafts: Any) -> None:
+    """Note the drafts of a step. ``given`` is what the drafter was, ``hidden`` what it sampled from: a row for each
+    request and draft, in one call for each draft or in one for all."""
+    if given.get("dummy_run") or not hidden:
         return
     ids, positions = _last_verified(runner, given)
-    rows = min(len(ids), len(drafts))
-    by_draft = torch.cat([sketch.reshape(len(drafts), -1, SKETCH)[:rows] for sketch in sketches], 1)
-    count = min(by_draft.shape[1], drafts.shape[1])
     # The next step writes into the same buffers.
-    tokens = drafts[:rows, :count].clone()
-    witness.drafted(ids, DraftedStep(positions[:rows].clone(), by_draft[:, :count], tokens))
+    witness.drafted(ids, DraftedStep(positions, hidden, drafts.clone()))
 
 
 def _last_verified(runner: Any, given: dict[str, Any]) -> tuple[Sequence[str], Any]:
@@ -875,10 +1104,10 @@ def _last_verified(runner: Any, given: dict[str, Any]) -> tuple[Sequence[str], A
 
 @_safely
 def _ended(runner: Any, step: Any) -> None:
-    witness = _of(runner)
-    if witness is None:
-        return
     preempted = set(getattr(step, "preempted_req_ids", None) or ())
+    # In most steps, none has.
+    if not (step.finished_req_ids or preempted) or (witness := _of(runner)) is None:
+        return
     for id_ in [i for i in (*step.finished_req_ids, *preempted) if i in witness.requests]:
         if witness.states:
             # One that gave a single token ends before a step in which its state is seen.
@@ -945,6 +1174,8 @@ def _begun(runner: Any, step: Any) -> None:
             begun.append((id_, blocks or [], count))
         elif blocks is not None and id_ in witness.requests:
             witness.take(id_, blocks, 0)
+    if not begun:
+        return
     for id_, blocks, count in begun:
         witness.take(id_, blocks, count)
     computed = {id_: count for id_, _, count in begun}

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
-from harness.history.witness import CELL
+from harness.history.witness import CELL, LATENT
 from harness.judging.evidence import CellView
 from harness.judging.figures import KVDifference, KVOfLayers, KVPlace, KVState
 from harness.judging.findings import DamageClass, Finding, Location
@@ -32,7 +32,7 @@ def kv_finding(
         places=tuple(
             KVPlace(
                 layer=p.layer.name,
-                kind=KINDS[p.values],
+                kind=p.kind,
                 heads=p.heads,
                 first_token=p.cell * CELL,
                 zeros=p.zeros,
@@ -73,13 +73,14 @@ def _of_layer(found: KVComparison, layer: str) -> KVOfLayers:
     """Return what differs in a layer, without its name."""
     places = [p for p in found.places if p.layer.name == layer]
     states = [s for s in found.states if s.layer.name == layer]
-    keys, values = (
-        tuple(sorted({p.cell * CELL // found.block_size for p in places if p.values is kind})) for kind in (False, True)
+    keys, values, latent = (
+        tuple(sorted({p.cell * CELL // found.block_size for p in places if p.kind == kind})) for kind in KINDS
     )
     return KVOfLayers(
         layers=(),
         keys=keys,
         values=values,
+        latent=latent,
         states=tuple(sorted({s.tokens for s in states})),
         zeros=all(p.zeros for p in places) and all(s.zeros for s in states),
     )
@@ -108,11 +109,11 @@ def _where_of_states(found: KVComparison) -> str:
 
 def _where_of_kv(found: KVComparison, count: int, whose: str) -> str:
     layers = _in_order(p.layer.name for p in found.places)
-    kinds = [kind for kind in KINDS if any(KINDS[p.values] == kind for p in found.places)]
+    kinds = [kind for kind in KINDS if any(p.kind == kind for p in found.places)]
     heads = sorted({h for p in found.places for h in p.heads})
     some = all(p.heads for p in found.places) and bool(heads)
     parts = [
-        f"other {' and '.join(kinds) or 'KV'}",
+        f"{'another' if kinds == [*LATENT] else 'other'} {' and '.join(kinds) or 'KV'}",
         _layers(layers) if layers else "",
         f"in head{'s' if len(heads) > 1 else ''} {ranges(heads)}" if some else "",
         f"in block{'s' if len(found.blocks) > 1 else ''} {ranges(found.blocks)} of {count}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_one_element_is_named_by_layer_kind_head_and_token(tmp_path: Path, token
         _noted(tmp_path, StandInRunner(other, 32), "decode"), _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     )
     (place,) = found.places
-    assert (place.layer.name, place.layer.drafter, place.values) == (LAYERS[1], False, bool(kind))
+    assert (place.layer.name, place.layer.drafter, place.kind) == (LAYERS[1], False, ("keys", "values")[kind])
     assert (place.cell, place.heads, found.tokens, found.blocks) == (token // CELL, (2,), (token,), (token // 32,))
     assert place.distance < 0.01
 
@@ -81,7 +82,7 @@ def test_quantised_numbers_are_told_apart(tmp_path: Path, way: str, kept: str) -
     ours = _noted(tmp_path, StandInRunner(other, 16, way, kept=kept), "decode")
     found = compare_notes(ours, _noted(tmp_path, StandInRunner(kv, 32, kept=kept), "prefill"))
     (place,) = found.places
-    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (2,))
+    assert (place.layer.name, place.kind, place.cell, place.heads) == (LAYERS[1], "keys", 40 // CELL, (2,))
     assert 0.05 < place.distance < 1 and found.tokens == (40,)
 
 
@@ -209,7 +210,7 @@ def test_what_one_rank_lost_is_named_by_its_head(
     theirs = _of_ranks(tmp_path, monkeypatch, kv, "prefill", 1)
     ours = _of_ranks(tmp_path, monkeypatch, kv, "decode", ranks, damaged, received=[0, 1, 2])
     (place,) = compare_notes(ours, theirs, received=True).places
-    assert (place.layer.name, place.values, place.cell, place.heads) == (LAYERS[1], False, 40 // CELL, (head,))
+    assert (place.layer.name, place.kind, place.cell, place.heads) == (LAYERS[1], "keys", 40 // CELL, (head,))
 
 
 def test_a_drafter_that_every_rank_has_whole_is_one_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +233,16 @@ def test_a_drafter_that_every_rank_has_whole_is_one_drafter(tmp_path: Path, monk
     }
 
 
-def test_long_prompts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = StandInRunner(kv_of(5), 32)
+@pytest.mark.parametrize("at_once", [{"_AT_ONCE": 2 * CELL}, {"_ELEMENTS": {"cpu": 1}}])
+@pytest.mark.parametrize("block_size", [16, 32, 48])
+def test_long_prompts_are_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_size: int, at_once: dict[str, Any]
+) -> None:
+    runner = StandInRunner(kv_of(5), block_size)
     whole = _noted(tmp_path / "whole", runner, "decode").groups[0]
-    monkeypatch.setattr(plugin, "_AT_ONCE", 2 * CELL)
+    # A block at a time, and a layer.
+    for name, limit in at_once.items():
+        monkeypatch.setattr(plugin, name, limit)
     parts = _noted(tmp_path / "parts", runner, "decode").groups[0]
     assert (parts.digests == whole.digests).all() and (parts.sketches == whole.sketches).all()
     assert parts.marks is not None and whole.marks is not None
@@ -250,7 +257,7 @@ def test_zeros_and_shifts_are_told(tmp_path: Path) -> None:
     theirs = _noted(tmp_path, StandInRunner(kv, 32), "prefill")
     found = compare_notes(_noted(tmp_path / "a", StandInRunner(lost, 32), "decode"), theirs)
     assert all(p.zeros and p.elsewhere is None and p.distance == pytest.approx(1, abs=1e-2) for p in found.places)
-    assert {(p.cell, p.values) for p in found.places} == {(0, False), (1, False)}
+    assert {(p.cell, p.kind) for p in found.places} == {(0, "keys"), (1, "keys")}
     found = compare_notes(_noted(tmp_path / "b", StandInRunner(shifted, 32), "decode"), theirs)
     assert {(p.cell, p.elsewhere) for p in found.places} == {(2, 0), (3, 1)}
     assert found.tokens == tuple(range(32, 64))

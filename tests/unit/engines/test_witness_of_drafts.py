@@ -124,6 +124,35 @@ def test_each_draft_is_noted_by_request_and_position(tmp_path: Path, version: st
         assert (found.drafts, found.others) == (3, ())
 
 
+@pytest.mark.parametrize("together", ["32 steps", "as many as fit"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_steps_that_are_sketched_together_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, together: str
+) -> None:
+    if together == "as many as fit":
+        # Those of seven steps.
+        monkeypatch.setattr(plugin, "_HIDDEN", 2 * 3 * 24 * 7)
+    steps = [_hidden(n) for n in range(2 * plugin._STEPS + 3)]
+    noted = _noted(tmp_path, _runner("V1", at_once), *steps)
+    for row, name in enumerate("ab"):
+        assert [s.tokens for s in noted[name]] == [tuple(h[row].argmax(-1).tolist()) for h in steps]
+        assert {s.position for s in noted[name]} == {(41, 63)[row]}
+        for n in (0, 6, 7, plugin._STEPS, len(steps) - 1):
+            alone = _noted(tmp_path / f"{n}{name}", _runner("V1", at_once), steps[n])[name][0]
+            assert noted[name][n].sketches == pytest.approx(alone.sketches, rel=1e-4, abs=1e-4)
+
+
+def test_hidden_states_that_are_not_of_the_drafts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = _runner("V1", at_once=False)
+    monkeypatch.setattr(plugin, "_writer", AtOnce(tmp_path, "decode"))
+    witness = plugin.Witness(runner, plugin._writer)  # type: ignore[arg-type]
+    witness.requests["cmpl-a-0-0a1b2c3d"] = plugin.WatchedRequest(range(_PROMPT), _PROMPT, 1)
+    monkeypatch.setattr(plugin, "_STEPS", 1)
+    runner.drafter._drafts = lambda sample: (sample(torch.zeros(3, 24), None), torch.zeros((2, 3)).to(torch.int64))[1]
+    assert _step(runner, _hidden(1)).shape == (2, 3)
+    assert "expected hidden states of the drafts of 2 requests, found [3]" in KVWitness(tmp_path).errors["pd-eagle3"][0]
+
+
 def test_a_changed_hidden_state_is_named_by_position_and_draft(tmp_path: Path) -> None:
     hidden = _hidden(3)
     other = hidden.clone()

@@ -62,12 +62,13 @@ class Drafting:
             lines.append(json.dumps(plugin._drafts_row({**row, "groups": []}, list(self._steps(role)))))
         writer.path.write_text("\n".join(lines) + "\n")
 
-    def _steps(self, role: str) -> Iterator[tuple[plugin.DraftedStep, int]]:
+    def _steps(self, role: str) -> Iterator[tuple[plugin.DraftedSteps, int, int]]:
+        steps = plugin.DraftedSteps()
         for at, position in enumerate(self.positions.get(role, self.positions["decode"])):
             hidden = self.hidden[role][at]
-            sketches: list[torch.Tensor] = []
-            plugin._sketched(sketches, hidden)
-            yield plugin.DraftedStep(torch.tensor([position]), sketches[0][None], hidden.argmax(-1)[None]), 0
+            step = plugin.DraftedStep(torch.tensor([position]), [hidden], hidden.argmax(-1)[None])
+            yield steps, steps.add(step), 0
+        steps.close()
 
     def judged(self, cell: str = "pd-eagle3"):
         return drafts.drafts_computed(self.view(cell))

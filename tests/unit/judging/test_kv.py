@@ -38,6 +38,7 @@ class Run:
         self.received: list[int] | None = [0, 1, 2]
         self.answers = 0
         self.silent: set[str] = set()
+        self.latent = False
 
     def view(self, cell: str = "pd-eagle3", hits: float = 0.0):
         answers = [observation(name, _TOKENS) for name in ("pd-eagle3", "single-eagle3", "single-none")]
@@ -53,7 +54,8 @@ class Run:
             writer = AtOnce(self.folder, role, of)
             answer = self.answers if "single" in (role, of) or role == "decode" else 0
             draft = of != "single-none"
-            write_notes(writer, held, requests[of], _TOKENS, self.received, kept, draft=draft, answer=answer)
+            latent = {"latent": self.latent}
+            write_notes(writer, held, requests[of], _TOKENS, self.received, kept, draft=draft, answer=answer, **latent)
         return self.again(answers, cell)
 
     def again(self, answers: list[Observation], cell: str = "pd-eagle3"):
@@ -78,6 +80,37 @@ def test_equal_caches_pass(run: Run):
     assert (over.verdict, over.judged) == (Verdict.PASS, 1)
     assert (computed.verdict, computed.judged) == (Verdict.PASS, 1)
     assert over.note == "18 cells of 16 tokens of a layer compared"
+
+
+def test_latents_of_a_hand_off_and_of_prompts_are_compared_and_located(run: Run):
+    run.latent = True
+    cell = run.view()
+    over, computed = kv.kv_handed_over(cell), kv.kv_computed(cell)
+    assert [(r.verdict, r.judged) for r in (over, computed)] == [(Verdict.PASS, 1)] * 2
+    assert over.note == "18 cells of 16 tokens of a layer compared"
+
+
+@pytest.mark.parametrize("how", ["changed", "zeros", "shifted"])
+def test_other_latents_are_named_as_such(run: Run, how: str):
+    run.latent = True
+    if how == "changed":
+        run.decode[1, 0, 40, 0, 3] += 1e-3
+        where = "another latent in layer model.layers.1.attn in block 1 of 3 (token 40)"
+    elif how == "zeros":
+        run.decode[:2, :, 32:64] = 0
+        where = "another latent in 2 layers (model.layers.0.attn to model.layers.1.attn) in block 1 of 3"
+    else:
+        run.decode[:2, :, 32:64] = run.kv[:2, :, :32]
+        where = "in block 1 of 3 (tokens 32 to 63): block 1 holds what P has in block 0, -1 block away"
+    cell = run.view()
+    over, computed = kv.kv_handed_over(cell), kv.kv_computed(cell)
+    (finding,) = over.findings
+    assert where in finding.message and finding.location.blocks == (1,)
+    assert ("zeros" in finding.message) is (how == "zeros")
+    assert [(g.keys, g.values, g.latent) for g in finding.kv_layers] == [((), (), (1,))]
+    assert {p.kind for p in finding.evidence.places} == {"latent"}
+    # A thousandth is rounding to this check: of the prompt's other tokens it says nothing.
+    assert (computed.verdict is Verdict.PASS) is (how == "changed")
 
 
 def test_one_changed_element_of_a_hand_off_is_located(run: Run):
