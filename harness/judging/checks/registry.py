@@ -278,9 +278,12 @@ def judge_cells(
 
 
 def judge(history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE) -> Judgement:
-    """Judge a recorded run, and what was recorded after it, from the arguments alone."""
+    """Judge a recorded run, and what was recorded after it, from the arguments alone. Raises DataError for damaged
+    lines of one that was loaded ``unread``."""
     evidence = evidence_for(history, baselines)
     cells = judge_cells(evidence, stages)
+    # A check that met them is UNKNOWN, as one that crashes.
+    history.require_valid()
     verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])
     notices, mutants = notices_of(evidence), history.run.mutants
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=notices, mutants=mutants)
