@@ -63,7 +63,8 @@ def rounding_of(cell: CellView) -> Rounding:
 
 def bounds(cell: CellView) -> Bounds:
     """Return the bounds for a cell."""
-    return cell.noted("bounds", lambda: _bounds(cell))
+    found: Bounds | None = cell.own.get("bounds")
+    return found if found is not None else cell.noted("bounds", lambda: _bounds(cell))
 
 
 def _bounds(cell: CellView) -> Bounds:
@@ -92,8 +93,11 @@ def _room(seen: float) -> float:
 
 def allowed(cell: CellView, *observations: Observation | None) -> float:
     """Return by how many nats answers of this run may differ: more where one of them was beside other requests."""
-    beside = any(o is not None and o.concurrent > 1 for o in observations)
-    return bounds(cell).beside if beside else bounds(cell).alone
+    known = bounds(cell)
+    for o in observations:
+        if o is not None and o.concurrent > 1:
+            return known.beside
+    return known.alone
 
 
 def near_tie_in_crowds(cell: CellView) -> float:
