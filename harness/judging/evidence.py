@@ -194,6 +194,13 @@ class Evidence(NamedTuple):
     judging: Judging
     found: FoundOfCells
 
+    def once(self, what: str, find: Callable[[], T]) -> T:
+        """Return what ``find`` finds of the whole run, the first time that it is asked for."""
+        key, kept = (what, "", ""), self.found.small
+        if key not in kept:
+            kept[key] = find()
+        return cast(T, kept[key])
+
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""
         return self._replace(history=history, found=FoundOfCells())

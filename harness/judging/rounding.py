@@ -154,8 +154,15 @@ class Repeatability(NamedTuple):
         return bool(self.alone) and self.decided is not None and self.decided <= DECIDED_BY_ROUNDING
 
 
-def repeatability(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
-    """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines."""
+def repeatability(evidence: Evidence) -> Repeatability:
+    """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines. It reads all
+    answers of theirs, once for a judgement."""
+    return evidence.once(
+        "repeatability", lambda: _repeatability(evidence.judging, evidence.history, evidence.baselines)
+    )
+
+
+def _repeatability(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
     names = dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells)
     measured = {name: _rounding_shown(name, history, baselines) for name in names}
     alone = _all(m.repeats for m in measured.values())
@@ -225,19 +232,19 @@ def _all(values: Iterable[bool | None]) -> bool | None:
     return None if not found or None in found else all(found)
 
 
-def resolved(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Judging:
-    """Return the thresholds with the tier that ``auto`` comes to in a run."""
-    if judging.tier != "auto":
-        return judging
-    bitwise = repeatability(judging, history, baselines).bitwise
-    return judging.model_copy(update={"tier": "bitwise" if bitwise else "normal"})
+def resolved(evidence: Evidence) -> Evidence:
+    """Return the evidence with the tier that ``auto`` comes to in the run."""
+    if evidence.judging.tier != "auto":
+        return evidence
+    tier = "bitwise" if repeatability(evidence).bitwise else "normal"
+    return evidence._replace(judging=evidence.judging.model_copy(update={"tier": tier}))
 
 
 def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
     """Yield what a reader has to know about the tier that was chosen and the bounds that were measured. ``tier`` is the
     one that the profile asked for."""
     if tier == "auto":
-        found = repeatability(evidence.judging, evidence.history, evidence.baselines)
+        found = repeatability(evidence)
         yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
     others = [v.id for v in evidence.views() if evidence.judging.tier == "bitwise" and not records_log_probs(v)]
     if others:

@@ -263,7 +263,7 @@ def tripped_once(history: History, baselines: Mapping[str, Lookup]) -> Tripped:
 
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
     """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
-    return Evidence(history, baselines, resolved(judging_of(history), history, baselines), FoundOfCells())
+    return resolved(Evidence(history, baselines, judging_of(history), FoundOfCells()))
 
 
 def judge_cells(

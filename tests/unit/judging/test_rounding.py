@@ -8,6 +8,7 @@ from harness.baselines.lookup import Lookup
 from harness.history.records import RESCORE
 from harness.history.rounding import ASIDE, MULTIPLE, Rounding, Way
 from harness.history.verdict import Verdict
+from harness.judging import rounding
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import evidence_for, judge
 from harness.judging.near_ties import near_tie_nats
@@ -112,6 +113,14 @@ def test_auto_is_bitwise_where_the_plain_engine_repeats_itself():
     found = judge(auto(True), lookups(LENGTHS))
     assert evidence_for(auto(True), lookups(LENGTHS)).judging.tier == "bitwise"
     assert any("tier bitwise" in n and "1 of 1 answers" in n for n in found.notices)
+
+
+def test_auto_looks_at_the_plain_engines_once(monkeypatch):
+    asked = []
+    found = rounding._repeatability
+    monkeypatch.setattr(rounding, "_repeatability", lambda *given: asked.append(given) or found(*given))
+    assert any("by measurement" in n for n in judge(auto(True), lookups(LENGTHS)).notices)
+    assert len(asked) == 1
 
 
 def rounding_by(nats, gap):
