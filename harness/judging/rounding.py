@@ -53,9 +53,9 @@ def rounding_of(cell: CellView) -> Rounding:
     another kind of machine, or have no measurement, what the plain engine of this run shows counts as well."""
     recorded, here = Rounding(), cell.history.rounding_of(cell.name.variant) or Rounding()
     for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
-        baseline = cell.baseline_or_reason(lineup)
-        if not isinstance(baseline, str) and baseline.header.rounding is not None:
-            recorded |= baseline.header.rounding
+        header = cell.header_or_reason(lineup)
+        if not isinstance(header, str) and header.rounding is not None:
+            recorded |= header.rounding
     if _same_machine(cell) and recorded.largest(*_BY_ITSELF) is not None:
         return recorded
     return here | recorded
@@ -116,10 +116,10 @@ def _same_machine(cell: CellView) -> bool:
 
 
 def _of_same_machine(cell: CellView, lineup: str) -> bool:
-    found, run = cell.baseline_or_reason(lineup), cell.history.run
+    found, run = cell.header_or_reason(lineup), cell.history.run
     if isinstance(found, str):
         return False
-    theirs, ours = found.header.provenance, run.hardware
+    theirs, ours = found.provenance, run.hardware
     if cell.settings.on_gpu:
         torch = run.versions.get("torch")
         return _kind(theirs.hardware) == _kind(ours) and torch is not None and torch == theirs.versions.get("torch")
@@ -135,7 +135,7 @@ def records_log_probs(cell: CellView) -> bool:
     """Return whether the log-probs of a baseline say what those of this run should be. In numbers of 16 bits, those of
     another kind of machine, or on GPUs of another torch, do not: its kernels add in another order, which moves them by
     as much as damage does."""
-    missing = isinstance(cell.baseline_or_reason(cell.lineup), str)
+    missing = isinstance(cell.header_or_reason(cell.lineup), str)
     return missing or cell.settings.dtype == "float32" or _of_same_machine(cell, cell.lineup)
 
 
@@ -184,8 +184,8 @@ def _repeatability(judging: Judging, history: History, baselines: Mapping[str, L
 def _rounding_shown(plain: CellName, history: History, baselines: Mapping[str, Lookup]) -> Rounding:
     found = history.rounding_of(plain.variant) or Rounding()
     lookup = baselines.get(plain.lineup)
-    if found.repeats is None and lookup is not None and lookup.baseline is not None:
-        return lookup.baseline.header.rounding or Rounding()
+    if found.repeats is None and lookup is not None and lookup.source is not None:
+        return lookup.source.header.rounding or Rounding()
     return found
 
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from harness.baselines.index import StoredBaseline
 from harness.baselines.lookup import Lookup
+from harness.errors import DataError
 from harness.history.records import RESCORE
 from harness.history.rounding import ASIDE, MULTIPLE, Rounding, Way
 from harness.history.verdict import Verdict
@@ -12,7 +14,7 @@ from harness.judging import rounding
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import evidence_for, judge
 from harness.judging.near_ties import near_tie_nats
-from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds
+from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds, records_log_probs
 from tests.support.builders import change_final, history, lookups, observation, view
 
 LENGTHS = [40, 48]
@@ -96,6 +98,17 @@ def test_near_ties_of_the_bitwise_tier_are_what_was_seen_to_part():
     assert near_tie_nats(cell, alone) == pytest.approx(MULTIPLE * 2e-5)
     assert near_tie_nats(cell, crowded) == 0.03
     assert near_tie_nats(replace(cell, judging=cell.judging.model_copy(update={"near_tie_nats": 0.2}))) == 0.2
+
+
+def test_the_header_of_a_baseline_tells_how_its_engine_rounds(tmp_path):
+    """The rows of a large run's baselines do not all fit into memory: here there are none to read."""
+    in_memory = measured(hit=way(2e-5))
+    on_disk = Lookup(StoredBaseline(tmp_path / "none.json", in_memory["none"].baseline.header), "")
+    run = without_bounds(history([observation("single-none", 40)], cells=["single-none"]))
+    cells = [view(run, "single-none", {"none": known}) for known in (on_disk, in_memory["none"])]
+    assert bounds(cells[0]) == bounds(cells[1]) and records_log_probs(cells[0])
+    with pytest.raises(DataError):
+        cells[0].baseline_or_reason("none")
 
 
 def auto(repeats):
