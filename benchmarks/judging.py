@@ -75,7 +75,7 @@ def judge_night(folder: Path) -> None:
     """Load and judge it, and print CPU time and peak memory."""
     baselines = pickle.loads((folder / _BASELINES).read_bytes())
     begun = time.process_time()
-    history = load_history(folder)
+    history = load_history(folder, unread=True)
     loaded = time.process_time()
     judgement = judge(history, baselines)
     ended = time.process_time()

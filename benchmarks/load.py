@@ -277,7 +277,7 @@ def require(judgement: Judgement, cells: Iterable[str]) -> None:
 
 
 def stage_judge(folder: Path) -> str:
-    whole = load_history(folder / "whole")
+    whole = load_history(folder / "whole", unread=True)
     judgement = judge(whole, lookups_for(whole, References(baselines=folder / "baselines")))
     write_json(folder / "judged.json", judgement.model_dump(mode="json"))
     require(judgement, (c.cell for c in whole.run.cells))

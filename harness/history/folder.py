@@ -98,8 +98,8 @@ class History(Strict):
     """``record_sha256`` of ``run.json``; None for runs still in progress."""
     own: bool = False
     """Whether this process recorded it from a profile that its user named, so that its paths are the user's."""
-    torn_line: bool = False
-    """Whether a last line was cut off (the run was killed while writing it) and left out."""
+    torn: bool = False
+    """``torn_line``, if the files were read when the run was loaded."""
     notices: tuple[str, ...] = ()
     """Remarks on its files for reports."""
 
@@ -113,6 +113,18 @@ class History(Strict):
         rows = self.of_cell(cell)
         asked = rows.by_place.get((form, scenario), ())
         return rows.once(("by key", form, scenario), lambda: {o.key: o for o in asked})
+
+    @property
+    def torn_line(self) -> bool:
+        """Whether a last line was cut off (the run was killed while writing it) and left out."""
+        found = self.observations
+        return self.torn or (isinstance(found, RecordedCells) and found.unread and found.torn)
+
+    def require_valid(self) -> None:
+        """Read what nobody has read yet of a run that was loaded ``unread``. Raises DataError as ``load_history``
+        does for others."""
+        if isinstance(self.observations, RecordedCells) and self.observations.unread:
+            _require_each_exchange_once(self.folder, self.observations)
 
     @cached_property
     def _in_memory(self) -> dict[str, CellRows]:
@@ -244,11 +256,12 @@ class History(Strict):
         return found
 
 
-def load_history(folder: Path, in_memory: int | None = None) -> History:
+def load_history(folder: Path, in_memory: int | None = None, unread: bool = False) -> History:
     """Load a run folder. Raises NotARunError for other folders and DataError for damaged files.
 
     Less than ``in_memory`` bytes of lines are parsed at once (None: ``harness.history.index.IN_MEMORY``), more on
-    demand; with 0, all are.
+    demand; with 0, all are. With ``unread``, those are validated by whoever reads them first, which saves a reading:
+    ``History.require_valid`` has to follow.
     """
     require_run(folder)
     run_file = folder / RUN
@@ -295,16 +308,22 @@ def load_history(folder: Path, in_memory: int | None = None) -> History:
     try:
         check_observations(folder, seal)
         kept: list[Observation] | None = [] if bytes_recorded(folder) < most else None
-        recorded = read_cells(folder, order, kept)
+        recorded = read_cells(folder, order, kept, unread and kept is None)
     except OSError as error:
         raise DataError(f"{folder}: expected its observations, but they cannot be read ({error})") from error
+    if recorded.unread:
+        return History(folder=folder, run=run, observations=recorded, sha256=sha256)
+    _require_each_exchange_once(folder, recorded)
+    observations = tuple(kept) if kept is not None else recorded
+    return History(folder=folder, run=run, observations=observations, sha256=sha256, torn=recorded.torn)
+
+
+def _require_each_exchange_once(folder: Path, recorded: RecordedCells) -> None:
     if again := recorded.repeated_exchanges:
         raise DataError(
             f"{folder}: expected each exchange with an engine (request id and role) once, found {again} that stand for "
             "several answers: the record was written twice or put together by hand; record the run again"
         )
-    observations = tuple(kept) if kept is not None else recorded
-    return History(folder=folder, run=run, observations=observations, sha256=sha256, torn_line=recorded.torn)
 
 
 def read_so_far(folder: Path, run: RunRecord) -> History:
@@ -315,15 +334,27 @@ def read_so_far(folder: Path, run: RunRecord) -> History:
     return History(folder=folder, run=run, observations=recorded_cells(found), own=True)
 
 
-def read_cells(folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None) -> RecordedCells:
-    """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one. Raises
-    OSError, and DataError for damaged lines."""
+def read_cells(
+    folder: Path, order: Iterable[str] = (), kept: list[Observation] | None = None, unread: bool = False
+) -> RecordedCells:
+    """Read the observations of a run in this order of the cells, and append them to ``kept`` if there is one; with
+    ``unread``, leave reading them to others. Raises OSError, and DataError for damaged lines."""
     found = files_by_cell(folder)
     ordered = dict.fromkeys((*order, *found))
-    return recorded_cells({cell: found[cell] for cell in ordered if cell in found}, kept)
+    return recorded_cells({cell: found[cell] for cell in ordered if cell in found}, kept, unread)
 
 
-def recorded_cells(files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None) -> RecordedCells:
-    """Return the observations of these files of each cell, and append them to ``kept`` if there is one. Raises OSError,
-    and DataError for damaged lines."""
-    return RecordedCells({cell: [RecordedFile(path, cell, kept) for path in of] for cell, of in files.items()})
+def recorded_cells(
+    files: Mapping[str, Iterable[Path]], kept: list[Observation] | None = None, unread: bool = False
+) -> RecordedCells:
+    """Return the observations of these files of each cell, and append them to ``kept`` if there is one; with
+    ``unread``, leave reading them to others. Raises OSError, and DataError for damaged lines."""
+    recorded = {cell: [_opened(path, cell, kept, unread) for path in of] for cell, of in files.items()}
+    return RecordedCells(recorded, unread)
+
+
+def _opened(path: Path, cell: str, kept: list[Observation] | None, unread: bool) -> RecordedFile:
+    file = RecordedFile(path, cell)
+    if not unread:
+        file.read(kept)
+    return file

@@ -203,6 +203,14 @@ class Leg(Strict):
     """Increase of the engine's counters during this request (concurrency 1)."""
     seconds: float = 0.0
 
+    @cached_property
+    def figures(self) -> tuple[bool, bool]:
+        """Whether it has a log-prob for each of its tokens, and whether it has the distance of the two best, too."""
+        tokens = len(self.output_ids or ())
+        said = self.chosen_logprobs is not None and len(self.chosen_logprobs) == tokens
+        gaps = self.top_gaps
+        return said, said and gaps is not None and len(gaps) == tokens and None not in gaps
+
     @property
     def ended_by_text(self) -> bool:
         """Whether a stop string ended the answer. The API server finds it, and aborts the request: the engine may have
@@ -443,9 +451,10 @@ class Observation(Strict):
         leg = self.leg("decode")
         if leg is None or self.route != "cell" or self.concurrent > 1:
             return False
-        if not {"queue_seconds", "inference_seconds"} <= leg.counters.keys():
+        counters = leg.counters
+        if "queue_seconds" not in counters or "inference_seconds" not in counters:
             return False
-        outside = leg.seconds - leg.counters["queue_seconds"] - leg.counters["inference_seconds"]
+        outside = leg.seconds - counters["queue_seconds"] - counters["inference_seconds"]
         return outside > lease_s * 5 / 6
 
     def after_late(self, late: Observation) -> Observation:

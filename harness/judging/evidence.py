@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pydantic import ValidationError
 
 from harness.baselines.lookup import Lookup
-from harness.baselines.model import Baseline, BaselineRow
+from harness.baselines.model import Baseline, BaselineRow, Header
 from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.records import COLD, CellRecord, Observation
@@ -33,6 +33,10 @@ _LINEUPS_KEPT = 2
 """Lineups of which the baseline's rows are kept: a cell's own, and plain decoding."""
 _Key = tuple[str, str, str]
 """What was found, the cell and the scenario."""
+
+
+def _not_looked_up(lineup: str) -> str:
+    return f"the baseline of {lineup} was not looked up"
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,15 @@ class CellView(RecordedCell):
         """Return the baseline of a lineup, or why there is none."""
         lookup = self.baselines.get(lineup)
         if lookup is None:
-            return f"the baseline of {lineup} was not looked up"
+            return _not_looked_up(lineup)
         return lookup.baseline or lookup.reason
+
+    def header_or_reason(self, lineup: str) -> Header | str:
+        """Return the same without its rows, which are not read for it."""
+        lookup = self.baselines.get(lineup)
+        if lookup is None or lookup.source is None:
+            return _not_looked_up(lineup) if lookup is None else lookup.reason
+        return lookup.source.header
 
     def rows(self, lineup: str) -> dict[str, BaselineRow]:
         """Return the rows of a lineup's baseline by prompt; empty without one."""
@@ -193,6 +204,13 @@ class Evidence(NamedTuple):
     """By lineup; a missing key means that no baseline was looked up."""
     judging: Judging
     found: FoundOfCells
+
+    def once(self, what: str, find: Callable[[], T]) -> T:
+        """Return what ``find`` finds of the whole run, the first time that it is asked for."""
+        key, kept = (what, "", ""), self.found.small
+        if key not in kept:
+            kept[key] = find()
+        return cast(T, kept[key])
 
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""

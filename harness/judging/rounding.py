@@ -53,9 +53,9 @@ def rounding_of(cell: CellView) -> Rounding:
     another kind of machine, or have no measurement, what the plain engine of this run shows counts as well."""
     recorded, here = Rounding(), cell.history.rounding_of(cell.name.variant) or Rounding()
     for lineup in dict.fromkeys((cell.name.plain, cell.lineup)):
-        baseline = cell.baseline_or_reason(lineup)
-        if not isinstance(baseline, str) and baseline.header.rounding is not None:
-            recorded |= baseline.header.rounding
+        header = cell.header_or_reason(lineup)
+        if not isinstance(header, str) and header.rounding is not None:
+            recorded |= header.rounding
     if _same_machine(cell) and recorded.largest(*_BY_ITSELF) is not None:
         return recorded
     return here | recorded
@@ -63,7 +63,8 @@ def rounding_of(cell: CellView) -> Rounding:
 
 def bounds(cell: CellView) -> Bounds:
     """Return the bounds for a cell."""
-    return cell.noted("bounds", lambda: _bounds(cell))
+    found: Bounds | None = cell.own.get("bounds")
+    return found if found is not None else cell.noted("bounds", lambda: _bounds(cell))
 
 
 def _bounds(cell: CellView) -> Bounds:
@@ -92,8 +93,11 @@ def _room(seen: float) -> float:
 
 def allowed(cell: CellView, *observations: Observation | None) -> float:
     """Return by how many nats answers of this run may differ: more where one of them was beside other requests."""
-    beside = any(o is not None and o.concurrent > 1 for o in observations)
-    return bounds(cell).beside if beside else bounds(cell).alone
+    known = bounds(cell)
+    for o in observations:
+        if o is not None and o.concurrent > 1:
+            return known.beside
+    return known.alone
 
 
 def near_tie_in_crowds(cell: CellView) -> float:
@@ -112,10 +116,10 @@ def _same_machine(cell: CellView) -> bool:
 
 
 def _of_same_machine(cell: CellView, lineup: str) -> bool:
-    found, run = cell.baseline_or_reason(lineup), cell.history.run
+    found, run = cell.header_or_reason(lineup), cell.history.run
     if isinstance(found, str):
         return False
-    theirs, ours = found.header.provenance, run.hardware
+    theirs, ours = found.provenance, run.hardware
     if cell.settings.on_gpu:
         torch = run.versions.get("torch")
         return _kind(theirs.hardware) == _kind(ours) and torch is not None and torch == theirs.versions.get("torch")
@@ -131,7 +135,7 @@ def records_log_probs(cell: CellView) -> bool:
     """Return whether the log-probs of a baseline say what those of this run should be. In numbers of 16 bits, those of
     another kind of machine, or on GPUs of another torch, do not: its kernels add in another order, which moves them by
     as much as damage does."""
-    missing = isinstance(cell.baseline_or_reason(cell.lineup), str)
+    missing = isinstance(cell.header_or_reason(cell.lineup), str)
     return missing or cell.settings.dtype == "float32" or _of_same_machine(cell, cell.lineup)
 
 
@@ -150,8 +154,15 @@ class Repeatability(NamedTuple):
         return bool(self.alone) and self.decided is not None and self.decided <= DECIDED_BY_ROUNDING
 
 
-def repeatability(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
-    """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines."""
+def repeatability(evidence: Evidence) -> Repeatability:
+    """Return what the run shows of its plain engines, or, of those that it did not ask, their baselines. It reads all
+    answers of theirs, once for a judgement."""
+    return evidence.once(
+        "repeatability", lambda: _repeatability(evidence.judging, evidence.history, evidence.baselines)
+    )
+
+
+def _repeatability(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Repeatability:
     names = dict.fromkeys(CellName.of(CellName.of(c.cell).reference) for c in history.run.cells)
     measured = {name: _rounding_shown(name, history, baselines) for name in names}
     alone = _all(m.repeats for m in measured.values())
@@ -173,8 +184,8 @@ def repeatability(judging: Judging, history: History, baselines: Mapping[str, Lo
 def _rounding_shown(plain: CellName, history: History, baselines: Mapping[str, Lookup]) -> Rounding:
     found = history.rounding_of(plain.variant) or Rounding()
     lookup = baselines.get(plain.lineup)
-    if found.repeats is None and lookup is not None and lookup.baseline is not None:
-        return lookup.baseline.header.rounding or Rounding()
+    if found.repeats is None and lookup is not None and lookup.source is not None:
+        return lookup.source.header.rounding or Rounding()
     return found
 
 
@@ -221,19 +232,19 @@ def _all(values: Iterable[bool | None]) -> bool | None:
     return None if not found or None in found else all(found)
 
 
-def resolved(judging: Judging, history: History, baselines: Mapping[str, Lookup]) -> Judging:
-    """Return the thresholds with the tier that ``auto`` comes to in a run."""
-    if judging.tier != "auto":
-        return judging
-    bitwise = repeatability(judging, history, baselines).bitwise
-    return judging.model_copy(update={"tier": "bitwise" if bitwise else "normal"})
+def resolved(evidence: Evidence) -> Evidence:
+    """Return the evidence with the tier that ``auto`` comes to in the run."""
+    if evidence.judging.tier != "auto":
+        return evidence
+    tier = "bitwise" if repeatability(evidence).bitwise else "normal"
+    return evidence._replace(judging=evidence.judging.model_copy(update={"tier": tier}))
 
 
 def notices(evidence: Evidence, tier: Tier) -> Iterator[str]:
     """Yield what a reader has to know about the tier that was chosen and the bounds that were measured. ``tier`` is the
     one that the profile asked for."""
     if tier == "auto":
-        found = repeatability(evidence.judging, evidence.history, evidence.baselines)
+        found = repeatability(evidence)
         yield f"tier {evidence.judging.tier}, by measurement (auto): {found.sentence}"
     others = [v.id for v in evidence.views() if evidence.judging.tier == "bitwise" and not records_log_probs(v)]
     if others:

@@ -273,7 +273,7 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement, baselines: Mapping
         ours=pool_counts(view.counts.by_key.values(), view.record.draft_tokens),
         baseline_rates=rates or None,
         padded=sum(s.padded for s in view.steps().values()),
-        has_baseline=(lookup := baselines.get(view.lineup)) is not None and lookup.baseline is not None,
+        has_baseline=(lookup := baselines.get(view.lineup)) is not None and lookup.found,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import accumulate
 
 from harness.history.records import Leg, Observation
@@ -147,5 +148,12 @@ def engine_of_p(o: Observation) -> object:
 
 def steps_up_to(found: Mapping[str, float]) -> dict[int, float]:
     """Return an engine's steps of at most so many tokens, by that number."""
+    return {tokens: found[name] for name, tokens in _names_of_steps(tuple(found))}
+
+
+@lru_cache(maxsize=256)
+def _names_of_steps(counters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """Return those of an engine's counters that count steps of at most so many tokens, with that number. Its answers
+    have the same ones."""
     head = "engine_steps_le_"
-    return {int(name.removeprefix(head)): value for name, value in found.items() if name.startswith(head)}
+    return tuple((name, int(name.removeprefix(head))) for name in counters if name.startswith(head))

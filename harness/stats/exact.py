@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
 def fisher_fewer(hits: int, trials: int, other_hits: int, other_trials: int) -> float:
@@ -27,5 +28,6 @@ def sign_more(more: int, less: int) -> float:
     return min(1.0, math.fsum(map(math.exp, ways)))
 
 
+@lru_cache(maxsize=1 << 16)
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

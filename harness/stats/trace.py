@@ -12,9 +12,10 @@ behind a rare word must not look like a window of damage.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -41,14 +42,19 @@ _LEAST = 1.0
 """Smallest limit of a window, in units: what is usual, or ``FLOOR_NATS``, is never too much."""
 
 
-def usual_size(moved: Sequence[float] | Matrix, usual: float) -> float:
-    """Return by how many nats rounding moves a token of a text, from the differences ``moved`` of its tokens, taken
-    together with ``_PRIOR`` tokens of the ``usual`` size."""
-    sizes = np.abs(np.asarray(moved, dtype=float))
-    return max(FLOOR_NATS, float(sizes.sum() + _PRIOR * usual) / (len(sizes) + _PRIOR))
+def usual_sizes(moved: Matrix, usual: float) -> Matrix:
+    """Return by how many nats rounding moves a token of each text, from the differences ``moved`` of their tokens
+    [texts, tokens], taken together with ``_PRIOR`` tokens of the ``usual`` size."""
+    sizes: Matrix = np.maximum(FLOOR_NATS, (np.abs(moved).sum(axis=1) + _PRIOR * usual) / (moved.shape[1] + _PRIOR))
+    return sizes
 
 
-def in_units(moved: Sequence[float] | Matrix, size: float) -> Matrix:
+def _by_length(answers: Iterable[Sequence[float] | Matrix]) -> Iterator[Matrix]:
+    """Yield the answers in their order, those of one length that follow each other as rows."""
+    return (np.stack([np.asarray(a, dtype=float) for a in of]) for _, of in groupby(answers, len))
+
+
+def in_units(moved: Sequence[float] | Matrix, size: float | Matrix) -> Matrix:
     """Return how many times ``size`` each difference is, at most ``CAP``."""
     units: Matrix = np.minimum(np.abs(np.asarray(moved, dtype=float)) / size, CAP)
     return units
@@ -61,9 +67,14 @@ def window_means(units: Matrix, size: int) -> Matrix:
     if tokens < size:
         return np.zeros((*units.shape[:-1], 0))
     sums = np.concatenate((np.zeros((*units.shape[:-1], 1)), np.cumsum(units, axis=-1)), axis=-1)
-    starts = np.array(sorted({*range(0, tokens - size + 1, size // 4), tokens - size}))
+    starts = _starts(tokens, size)
     means: Matrix = (sums[..., starts + size] - sums[..., starts]) / size
     return means
+
+
+@lru_cache(maxsize=4096)
+def _starts(tokens: int, size: int) -> np.ndarray:
+    return np.array(sorted({*range(0, tokens - size + 1, size // 4), tokens - size}))
 
 
 class Distribution(NamedTuple):
@@ -79,26 +90,32 @@ class Distribution(NamedTuple):
         return cls(edges[1:][counts > 0], counts[counts > 0] / len(tokens))
 
 
-class Null(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Null:
     """What right answers show: every token in units of what the other half of its text moves by."""
 
     answers: tuple[Matrix, ...]
+    _alikes: dict[int, float] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, right: Sequence[Sequence[float] | Matrix]) -> Null:
         """Return it from the differences of each right answer."""
         usual = overall(right)
-        out = []
-        for moved in right:
-            half = len(moved) // 2
-            first, last = moved[:half], moved[half:]
-            sides = (in_units(first, usual_size(last, usual)), in_units(last, usual_size(first, usual)))
-            out.append(np.concatenate(sides))
+        out: list[Matrix] = []
+        for moved in _by_length(right):
+            half = moved.shape[1] // 2
+            first, last = moved[:, :half], moved[:, half:]
+            sides = (usual_sizes(last, usual)[:, None], usual_sizes(first, usual)[:, None])
+            out += [*np.concatenate((in_units(first, sides[0]), in_units(last, sides[1])), axis=1)]
         return cls(tuple(out))
 
-    @property
+    @cached_property
     def tokens(self) -> Matrix:
         return np.concatenate([np.zeros(0), *self.answers])
+
+    @cached_property
+    def _each(self) -> Distribution:
+        return Distribution.of(self.tokens)
 
     def limit(self, size: int, rate: float) -> float | None:
         """Return the mean over ``size`` tokens that a window of a right answer exceeds with a probability of at most
@@ -110,12 +127,16 @@ class Null(NamedTuple):
         tokens = self.tokens
         if len(tokens) < LEAST_TOKENS:
             return None
-        return _chernoff(Distribution.of(tokens), -math.log(rate) * self._alike(size, tokens) / size)
+        return _chernoff(self._each, -math.log(rate) * self._alike(size) / size)
 
-    def _alike(self, size: int, tokens: Matrix) -> float:
-        means = np.concatenate([np.zeros(0), *(window_means(a, size) for a in self.answers if len(a) >= size)])
-        alone = float(tokens.var()) / size
-        return max(1.0, float(means.var()) / alone) if len(means) > 1 and alone > 0 else 1.0
+    def _alike(self, size: int) -> float:
+        """Return how many times as much means over so many tokens vary as those of independent tokens."""
+        if size not in self._alikes:
+            long = (a for a in self.answers if len(a) >= size)
+            means = np.concatenate([np.zeros(0), *(window_means(of, size).ravel() for of in _by_length(long))])
+            alone = float(self.tokens.var()) / size
+            self._alikes[size] = max(1.0, float(means.var()) / alone) if len(means) > 1 and alone > 0 else 1.0
+        return self._alikes[size]
 
     def whole(self, rate: float) -> WholeAnswers | None:
         """Return the limits of means over whole answers, for a ``rate`` per token; None with fewer tokens than
@@ -123,15 +144,27 @@ class Null(NamedTuple):
         tokens = self.tokens
         if len(tokens) < LEAST_TOKENS:
             return None
-        alike = max(self._alike(size, tokens) for size in WINDOWS)
-        halves = [h for a in self.answers for h in (a[: len(a) // 2], a[len(a) // 2 :]) if len(h)]
-        weights = np.array([len(h) for h in halves], dtype=float)
-        means, variance = np.array([h.mean() for h in halves]), float(tokens.var())
+        alike = max(map(self._alike, WINDOWS))
+        weights, means = _halves(self.answers)
+        variance = float(tokens.var())
         if variance <= 0:
-            return WholeAnswers(Distribution.of(tokens), rate, alike, 0.0)
+            return WholeAnswers(self._each, rate, alike, 0.0)
         # By the square of the distance from the mean that tokens of so long a text have by themselves.
-        more = float(((means - tokens.mean()) ** 2 * weights).sum() - alike * variance * len(halves)) / weights.sum()
-        return WholeAnswers(Distribution.of(tokens), rate, alike, max(0.0, more) / variance)
+        more = float(((means - tokens.mean()) ** 2 * weights).sum() - alike * variance * len(means)) / weights.sum()
+        return WholeAnswers(self._each, rate, alike, max(0.0, more) / variance)
+
+
+def _halves(answers: Iterable[Matrix]) -> tuple[Matrix, Matrix]:
+    """Return of each half of each answer how many tokens it has, and their mean."""
+    lengths: list[Matrix] = [np.zeros(0)]
+    means: list[Matrix] = [np.zeros(0)]
+    for of in _by_length(answers):
+        at = of.shape[1] // 2
+        halves = [half for half in (of[:, :at], of[:, at:]) if half.shape[1]]
+        if halves:
+            means.append(np.stack([half.mean(axis=1) for half in halves], axis=1).ravel())
+            lengths.append(np.tile([float(half.shape[1]) for half in halves], len(of)))
+    return np.concatenate(lengths), np.concatenate(means)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +232,11 @@ class RoundingLimits(NamedTuple):
             usual_nats=usual,
             # A wrong answer among them must not pass for a text that is rounded coarsely, nor one that happens to be
             # read as it was said for a text that is not rounded.
-            sizes=tuple(min(max(usual_size(m, usual), usual / _APART), usual * _APART) for m in right),
+            sizes=tuple(
+                min(max(size, usual / _APART), usual * _APART)
+                for of in _by_length(right)
+                for size in usual_sizes(of, usual).tolist()
+            ),
             windows={size: limit for size, limit in found.items() if limit is not None},
             whole=null.whole(share / max(1, tokens)),
             flipped_nats=None if single is None else 2 * single,

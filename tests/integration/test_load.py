@@ -22,12 +22,12 @@ from harness.commands.merge.write import write_scores
 from harness.errors import DataError
 from harness.history import index
 from harness.history.folder import History, HistoryWriter, load_history, read_cells
-from harness.history.index import RecordedCells
+from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
 from harness.history.records import Observation
 from harness.profiles.load import load_profile
-from harness.reports.judge_run import judge_and_report
+from harness.reports.judge_run import check, judge_and_report, judged
 from harness.util.byte_cache import ByteCache
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, garbled, history, observation, written_run
@@ -115,6 +115,62 @@ def test_a_damaged_line_is_named(tmp_path: Path):
         load_history(folder, in_memory=0)
     with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
         read_cells(folder)
+
+
+def unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> History:
+    """A large run that is left to whoever reads it first."""
+    monkeypatch.setattr(index, "_CACHE", ByteCache(0))
+    return load_history(folder, in_memory=0, unread=True)
+
+
+def test_an_unread_run_is_judged_as_one_that_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    held, later = load_history(folder), unread(folder, monkeypatch)
+    assert judged(later) == judged(held)
+    assert later.observations == held.observations
+
+
+def test_each_line_of_an_unread_run_is_parsed_once_to_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    parse, parsed = RecordedFile._parse, []
+    monkeypatch.setattr(RecordedFile, "_parse", lambda *given: parsed.append(given[1]) or parse(*given))
+    judged(load_history(folder, in_memory=0, unread=True))
+    assert len(parsed) == len(set(parsed)) == len(rows())
+
+
+def unfinished(folder: Path) -> Path:
+    """Such a run has no seal, which would tell that its lines are damaged before one of them is parsed."""
+    return recorded(folder, rows(), finished=None)
+
+
+def test_a_damaged_line_of_an_unread_run_is_named_by_whoever_judges_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = unfinished(tmp_path / "run")
+    path = answers(folder, "pd-eagle3")
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2][:-20]
+    path.write_bytes(b"\n".join(lines))
+    later = unread(folder, monkeypatch)
+    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
+        judged(later)
+    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
+        check(folder)
+
+
+def test_an_exchange_that_stands_twice_in_an_unread_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = unfinished(tmp_path / "run")
+    path = answers(folder, "pd-none")
+    path.write_bytes(path.read_bytes() * 2)
+    later = unread(folder, monkeypatch)
+    with pytest.raises(DataError, match="each exchange with an engine"):
+        judged(later)
+
+
+def test_a_torn_line_of_an_unread_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = unfinished(tmp_path / "run")
+    with answers(folder, "pd-eagle3").open("a") as stream:
+        stream.write('{"cell": "pd-')
+    assert load_history(folder).torn_line and unread(folder, monkeypatch).torn_line
+    assert "cut off while being written" in "".join(judged(unread(folder, monkeypatch)).notices)
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path):

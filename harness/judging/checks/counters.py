@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -137,15 +138,19 @@ def agree_applies(cell: CellView) -> bool:
 def _settled(cell: CellView) -> Iterator[Observation]:
     """Yield the answers whose counters are not mixed with those of a request that broke or was given up, before them or
     at the same time."""
-    ordered = cell.history.in_order(cell.id)
-    broken = {_stage(o) for o in ordered if o.cut_short}
+    ordered, scenario = cell.history.in_order(cell.id), cell.scenario
+    cut_short = [o for o in ordered if o.cut_short]
+    if not cut_short:
+        yield from (o for o in ordered if o.attempts == 1 and o.scenario == scenario)
+        return
+    broken = {_stage(o) for o in cut_short}
     # Where it is known how far a request came that was given up, nothing of it is counted later.
-    unclear = {_stage(o) for o in ordered if o.error is not None or (o.abandon is not None and o.abandon.after_s)}
+    unclear = {_stage(o) for o in cut_short if o.error is not None or (o.abandon is not None and o.abandon.after_s)}
     last, after = None, False
     for o in ordered:
         if (stage := _stage(o)) != last:
             last, after = stage, last in unclear
-        if not after and last not in broken and o.attempts == 1 and o.scenario == cell.scenario:
+        if not after and last not in broken and o.attempts == 1 and o.scenario == scenario:
             yield o
 
 
@@ -181,7 +186,11 @@ def _counted(
 def _behind_text(cell: CellView) -> set[tuple[str, int, int, int]]:
     """Return the stages that follow an answer which a stop string ended. The API server finds it, and the engine is
     told some steps later; it counts the drafts of these with the next request's."""
-    ordered = cell.history.in_order(cell.id)
+    rows = cell.history.of_cell(cell.id)
+    return rows.once(("behind text",), lambda: _stages_behind_text(rows.ordered))
+
+
+def _stages_behind_text(ordered: Sequence[Observation]) -> set[tuple[str, int, int, int]]:
     if not any(leg.ended_by_text for o in ordered for leg in o.legs):
         return set()
     stages: dict[tuple[str, int, int, int], bool] = {}
@@ -208,20 +217,21 @@ def _uncounted(o: Observation) -> list[str]:
 def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
     """Yield what the counters should be and are."""
     found = counted.grown
-    for name, value in _expected(cell, counted).items():
+    looked_up_again = counted.looked_up_again
+    for name, value in _expected(cell, counted, looked_up_again).items():
         if found.get(name, 0) != value:
             yield f"{value:.0f} {name} for {_of(counted)}, found {found.get(name, 0):.0f}"
     whole = found.get("prompt_tokens", 0)
     if _by_source(cell):
         yield from _sources(cell, counted, whole)
-    queried = whole - found.get("prefix_hits", 0) + counted.looked_up_again
+    queried = whole - found.get("prefix_hits", 0) + looked_up_again
     if "external_queries" in found and found["external_queries"] != queried:
         yield f"{queried:.0f} external_queries for {_of(counted)}, found {found['external_queries']:.0f}"
     if not counted.answers:
         return
     if STEP_TOKENS not in cell.history.run.lacking and not _possible_steps(found):
         yield f"its steps for {_of(counted)}, found numbers that cannot be"
-    if not {"queue_seconds", "inference_seconds"} <= found.keys():
+    if "queue_seconds" not in found or "inference_seconds" not in found:
         yield f"the time of {_of(counted)} in its queue and in inference, found none"
     if not cell.speculative and (drafts := found.get("drafts")):
         yield (
@@ -232,9 +242,11 @@ def _disagreements(cell: CellView, counted: _Counted) -> Iterator[str]:
 
 def _possible_steps(found: Mapping[str, float]) -> bool:
     """Return whether there were steps, and no fewer of them up to a larger bound of tokens."""
-    all_steps = found.get("engine_steps", 0)
-    steps = [value for _, value in sorted(steps_up_to(found).items())]
-    return all_steps > 0 and (not steps or (steps == sorted(steps) and steps[-1] <= all_steps))
+    all_steps, up_to = found.get("engine_steps", 0), steps_up_to(found)
+    if not up_to:
+        return all_steps > 0
+    steps = [value for _, value in sorted(up_to.items())]
+    return 0 < all_steps >= steps[-1] and steps == sorted(steps)
 
 
 def _by_source(cell: CellView) -> bool:
@@ -245,11 +257,11 @@ def _by_source(cell: CellView) -> bool:
 def _sources(cell: CellView, counted: _Counted, whole: float) -> Iterator[str]:
     found = counted.grown
     expected = sum([cell.hand_off.handed_tokens(o) for o, _ in counted.answers if o.route == "former-p"])
-    by_source = sum([found.get(name, 0) for name in _TOKENS_BY_SOURCE])
+    computed, hits, external = _TOKENS_BY_SOURCE
+    by_source = found.get(computed, 0) + found.get(hits, 0) + found.get(external, 0)
     if by_source != whole:
         yield f"the {whole:.0f} prompt tokens of {_of(counted)} once, by source, found {by_source:.0f}"
     # What D expects of a transfer counts as a hit before it fails.
-    _, hits, external = _TOKENS_BY_SOURCE
     for name, source, lost in (("prefix_hits", hits, 0), ("external_hits", external, expected)):
         if found.get(name, 0) != found.get(source, 0) + lost:
             by = source.removeprefix("prompt_tokens_")
@@ -273,7 +285,7 @@ def _is_transferred(cell: CellView, o: Observation, leg: Leg) -> bool:
     return leg.role == "decode" and o.route == "cell" and not cell.prefix_cache.has_all_cached(o, leg)
 
 
-def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
+def _expected(cell: CellView, counted: _Counted, looked_up_again: int) -> dict[str, float]:
     """Return the counters that follow from the answers."""
     handed = counted.role == "prefill"
     hand_off = cell.hand_off
@@ -293,7 +305,7 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
     expected: dict[str, float] = {
         "finished_requests": len(asked),
         "prompt_tokens": prompts,
-        "prefix_queries": prompts + counted.looked_up_again - counted.not_looked_up if caches else 0,
+        "prefix_queries": prompts + looked_up_again - counted.not_looked_up if caches else 0,
         "generation_tokens": made,
     }
     texts = sum([leg.ended_by_text for _, leg in counted.answers])
@@ -310,24 +322,27 @@ def _expected(cell: CellView, counted: _Counted) -> dict[str, float]:
         expected["nixl_transfers"] = min(max(counted.grown.get("nixl_transfers", 0), least * each), len(most) * each)
     known = [leg.speculation for _, leg in counted.answers if leg.speculation is not None]
     if cell.speculative and len(known) == len(counted.answers):
-        expected |= {
-            "drafts": sum(s.num_steps for s in known),
-            "draft_tokens": sum(s.num_drafted for s in known),
-            "accepted_tokens": sum(s.num_accepted for s in known),
-        }
-        k = cell.record.draft_tokens
-        every = [a for s in known for a in s.per_step_accepted]
-        expected |= {f"accepted_at_{at}": n for at, n in enumerate(counts_of_steps(every, None, k).accepted_at)}
+        expected["drafts"] = sum([s.num_steps for s in known])
+        expected["draft_tokens"] = sum([s.num_drafted for s in known])
+        expected["accepted_tokens"] = sum([s.num_accepted for s in known])
+        every = known[0].per_step_accepted if len(known) == 1 else [a for s in known for a in s.per_step_accepted]
+        at = counts_of_steps(every, None, cell.record.draft_tokens).accepted_at
+        expected |= zip(_accepted_at(len(at)), at, strict=True)
         if counted.behind_text:
             _add_steps(expected, counted.grown, cell.record.draft_tokens)
     return expected
+
+
+@cache
+def _accepted_at(drafts: int) -> tuple[str, ...]:
+    return tuple(f"accepted_at_{at}" for at in range(drafts))
 
 
 def _add_steps(expected: dict[str, float], grown: Mapping[str, float], drafts: int) -> None:
     """Add the steps that another request took behind its stop string, as far as they can be in these counters."""
     steps = min(max(grown.get("drafts", 0) - expected["drafts"], 0), _STEPS_BEHIND_TEXT)
     most = {"draft_tokens": steps * drafts, "accepted_tokens": steps * drafts}
-    most |= {f"accepted_at_{at}": steps for at in range(drafts)}
+    most |= dict.fromkeys(_accepted_at(drafts), steps)
     expected["drafts"] += steps
     for name, more in most.items():
         expected[name] = min(max(grown.get(name, 0), expected[name]), expected[name] + more)

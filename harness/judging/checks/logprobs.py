@@ -234,10 +234,7 @@ def _changed(
 def _complete(leg: Leg, gaps: bool = True) -> bool:
     """Return whether an answer has both figures, or without ``gaps`` its log-probs, for each of its tokens: what is
     missing would count as equal."""
-    tokens = len(leg.output_ids or ())
-    if leg.chosen_logprobs is None or len(leg.chosen_logprobs) != tokens:
-        return False
-    return not gaps or (leg.top_gaps is not None and len(leg.top_gaps) == tokens and None not in leg.top_gaps)
+    return leg.figures[gaps]
 
 
 def _moved_from_row(leg: Leg, row: BaselineRow, max_tokens: int | None, bound: float) -> LogprobDifference | None:

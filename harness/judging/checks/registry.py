@@ -263,7 +263,7 @@ def tripped_once(history: History, baselines: Mapping[str, Lookup]) -> Tripped:
 
 def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
     """Return what a run is judged by, in the tier that it comes to. Raises DataError as ``judging_of`` does."""
-    return Evidence(history, baselines, resolved(judging_of(history), history, baselines), FoundOfCells())
+    return resolved(Evidence(history, baselines, judging_of(history), FoundOfCells()))
 
 
 def judge_cells(
@@ -278,9 +278,12 @@ def judge_cells(
 
 
 def judge(history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE) -> Judgement:
-    """Judge a recorded run, and what was recorded after it, from the arguments alone."""
+    """Judge a recorded run, and what was recorded after it, from the arguments alone. Raises DataError for damaged
+    lines of one that was loaded ``unread``."""
     evidence = evidence_for(history, baselines)
     cells = judge_cells(evidence, stages)
+    # A check that met them is UNKNOWN, as one that crashes.
+    history.require_valid()
     verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])
     notices, mutants = notices_of(evidence), history.run.mutants
     return Judgement(run_id=history.run.run_id, verdict=verdict, cells=cells, notices=notices, mutants=mutants)

@@ -168,11 +168,16 @@ def mean_moved(cell: CellView) -> Sequence[tuple[str, float]]:
 
 def _scores(cell: CellView) -> Iterator[Scored]:
     by_key = cell.history.of(cell.name.reference, scenario=RESCORE)
+    # Found once for all cells that gave the same outputs.
+    flaws = cell.history.of_cell(cell.name.reference).once(
+        ("flaws of scores",), lambda: {key: flaw for key, s in by_key.items() if (flaw := _flaw(s)) is not None}
+    )
     for o, said, output in cell.answers().values():
         if not output:
             continue
-        score = by_key.get(f"{o.prompt_id}#0.{output_key(output)}")
-        problem = _problem(cell, o, output, score)
+        key = f"{o.prompt_id}#0.{output_key(output)}"
+        score = by_key.get(key)
+        problem = _problem(cell, o, output, score, flaws.get(key))
         read = score.final if problem is None and score is not None else None
         yield (
             Scored(o, read.rescored, _moved(said, read), "", _by_token(read.rescored_preferred))
@@ -193,32 +198,44 @@ def _moved(said: Leg, read: Leg) -> Matrix | None:
     return moved
 
 
-def _problem(cell: CellView, o: Observation, output: tuple[int, ...], score: Observation | None) -> str | None:
-    """Return why a re-scoring request says nothing about an output, or None.
+_OTHERS_SEEN = "the engine saw other tokens than were sent"
 
-    The end of an output for which the context has no room beside the one token that the engine generates is not scored.
-    """
-    if score is None:
-        return "it was not asked"
+
+def _flaw(score: Observation) -> str | None:
+    """Return why a re-scoring request says nothing about any output, or None."""
     if score.error is not None:
         return score.error
     if score.final is None or score.final.rescored is None:
         return "its answer has none"
-    context = cell.settings.context_tokens
-    room = len(output) if context is None else max(0, context - len(o.sent_ids) - 1)
-    scored = output[:room]
-    if score.sent_ids != (*o.sent_ids, *scored):
-        return "it was asked about other tokens"
     if score.final.usage_prompt_tokens != len(score.sent_ids) or score.final.echoed_ids != score.sent_ids:
-        return "the engine saw other tokens than were sent"
-    if len(score.final.rescored) != len(scored):
-        return f"it has {len(score.final.rescored)} figures for {len(scored)} tokens"
+        return _OTHERS_SEEN
     if min(score.final.rescored, default=0.0) < 0:
         return "a figure is below 0"
     told = score.final.rescored_preferred
     if told is not None and [p.at for p in told] != [i for i, gap in enumerate(score.final.rescored) if gap > 0]:
         return "its ranks are of other tokens than those that it does not prefer"
     return None
+
+
+def _problem(
+    cell: CellView, o: Observation, output: tuple[int, ...], score: Observation | None, flaw: str | None
+) -> str | None:
+    """Return why a re-scoring request, which may have a ``flaw``, says nothing about an output, or None.
+
+    The end of an output for which the context has no room beside the one token that the engine generates is not scored.
+    """
+    if score is None:
+        return "it was not asked"
+    if score.error is not None or score.final is None or score.final.rescored is None:
+        return flaw
+    context = cell.settings.context_tokens
+    room = len(output) if context is None else max(0, context - len(o.sent_ids) - 1)
+    scored = output[:room]
+    if score.sent_ids != (*o.sent_ids, *scored):
+        return "it was asked about other tokens"
+    if flaw != _OTHERS_SEEN and len(score.final.rescored) != len(scored):
+        return f"it has {len(score.final.rescored)} figures for {len(scored)} tokens"
+    return flaw
 
 
 def applies(cell: CellView) -> bool:

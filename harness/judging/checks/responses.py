@@ -39,10 +39,11 @@ def complete(cell: CellView) -> CheckResult:
     hand-offs, and requests at which an engine fails by itself, are for checks of their own."""
     name = "complete"
     observations = cell.all_observations()
-    refused = sum(_may_refuse(cell, o) for o in observations)
+    failed = [o for o in observations if o.error is not None or o.failure is not None]
+    refused = sum(_may_refuse(cell, o) for o in failed)
     findings = [
         cell.finding(name, Verdict.UNKNOWN, "infrastructure", f"the exchange broke: {o.error}{unproven(cell, o)}", o)
-        for o in observations
+        for o in failed
         if o.error is not None and o.mistake is None and not _may_refuse(cell, o) and failure_of(cell, o) is None
     ]
     rows = rows_of(cell.history.run, cell.record)
@@ -100,11 +101,13 @@ def _incomplete(cell: CellView) -> str:
 def _other_engines(cell: CellView) -> list[Finding]:
     """Return a finding for each answer that names other engines than those recorded for the cell."""
     mine = cell.engine_roles
+    answers = cell.all_observations() if mine else []
+    others = {roles for roles in {o.engine_roles for o in answers} if {*roles} != mine}
     wanted = f"expected an answer of the engines of this cell, {_roles(mine)}, found one of"
     return [
         cell.finding("complete", Verdict.UNKNOWN, "infrastructure", f"{wanted} {_roles(o.engine_roles)}", o)
-        for o in cell.all_observations()
-        if mine and set(o.engine_roles) != mine
+        for o in (answers if others else ())
+        if o.engine_roles in others
     ]
 
 
@@ -175,16 +178,23 @@ def response_invariants(cell: CellView) -> CheckResult:
         for leg in o.legs:
             judged += 1
             problems: list[tuple[str, OfEngine]] = [(p, OfEngine(role=leg.role)) for p in _leg_problems(cell, o, leg)]
-            if leg.finish_reason == "stop" and leg.output_ids and leg.output_ids[-1] in leg.output_ids[:-1]:
+            if leg.output_ids and leg.finish_reason == "stop" and _stands_before_end(leg.output_ids):
                 words = "the token that stops the request also stands before the end"
                 problems.append((words, StopToken(role=leg.role, token=leg.output_ids[-1])))
             problems += [(p, OfEngine(role=leg.role)) for p in _step_problems(o, leg)]
+            if not problems:
+                continue
             damage: DamageClass = "sampler" if leg.streamed is None else "delivery"
             findings += [
                 cell.finding(name, Verdict.REGRESSION, damage, f"{leg.role} engine: {words}", o, evidence)
                 for words, evidence in problems
             ]
     return conclude(name, cell.id, judged, findings)
+
+
+def _stands_before_end(output: tuple[int, ...]) -> bool:
+    """Return whether the last token stands before the end, too."""
+    return output.index(output[-1]) < len(output) - 1
 
 
 def _leg_problems(cell: CellView, o: Observation, leg: Leg) -> Iterator[str]:

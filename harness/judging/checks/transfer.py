@@ -373,7 +373,7 @@ def _leases(cell: CellView) -> list[Finding]:
     # Their requests were sent a second time, which is not on record.
     replayed = {_script_of(o) for o in ordered if o.second_try is not None}
     lease_s = cell.settings.kv_lease_s
-    if not any(_expired(o) or o.shared_counters.get("prefill", {}).get("nixl_expired") for o in ordered):
+    if not cell.history.of_cell(cell.id).once(("expired",), lambda: any(map(_counts_expired, ordered))):
         return [_late_request(cell, o) for o in ordered if o.scenario == cell.scenario and o.came_late(lease_s)]
     kept_until = ordered[0].started_at + lease_s if ordered else 0.0
     for o in ordered:
@@ -394,6 +394,11 @@ def _leases(cell: CellView) -> list[Finding]:
             findings += [_late_request(cell, o)] if late else []
             findings += [_early_expiry(cell, o, math.ceil(expired / ranks))] if expired else []
     return findings
+
+
+def _counts_expired(o: Observation) -> bool:
+    """Return whether leases of P ended during a request or those beside it."""
+    return bool(_expired(o) or o.shared_counters.get("prefill", {}).get("nixl_expired"))
 
 
 def _expired(o: Observation) -> float:

@@ -42,7 +42,9 @@ RICH = PLAIN.model_copy(
 def read(tmp_path: Path, line: str) -> RecordedFile:
     path = tmp_path / "observations.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
-    return RecordedFile(path, CELL)
+    file = RecordedFile(path, CELL)
+    file.read()
+    return file
 
 
 def lines(o: Observation) -> list[str]:

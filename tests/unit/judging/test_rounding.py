@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from harness.baselines.index import StoredBaseline
 from harness.baselines.lookup import Lookup
+from harness.errors import DataError
 from harness.history.records import RESCORE
 from harness.history.rounding import ASIDE, MULTIPLE, Rounding, Way
 from harness.history.verdict import Verdict
+from harness.judging import rounding
 from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import evidence_for, judge
 from harness.judging.near_ties import near_tie_nats
-from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds
+from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds, records_log_probs
 from tests.support.builders import change_final, history, lookups, observation, view
 
 LENGTHS = [40, 48]
@@ -97,6 +100,17 @@ def test_near_ties_of_the_bitwise_tier_are_what_was_seen_to_part():
     assert near_tie_nats(replace(cell, judging=cell.judging.model_copy(update={"near_tie_nats": 0.2}))) == 0.2
 
 
+def test_the_header_of_a_baseline_tells_how_its_engine_rounds(tmp_path):
+    """The rows of a large run's baselines do not all fit into memory: here there are none to read."""
+    in_memory = measured(hit=way(2e-5))
+    on_disk = Lookup(StoredBaseline(tmp_path / "none.json", in_memory["none"].baseline.header), "")
+    run = without_bounds(history([observation("single-none", 40)], cells=["single-none"]))
+    cells = [view(run, "single-none", {"none": known}) for known in (on_disk, in_memory["none"])]
+    assert bounds(cells[0]) == bounds(cells[1]) and records_log_probs(cells[0])
+    with pytest.raises(DataError):
+        cells[0].baseline_or_reason("none")
+
+
 def auto(repeats):
     """A run with the tier auto, whose plain engine gave the same tokens again, other ones, or was not asked (None)."""
     o = observation("single-none", 40)
@@ -112,6 +126,14 @@ def test_auto_is_bitwise_where_the_plain_engine_repeats_itself():
     found = judge(auto(True), lookups(LENGTHS))
     assert evidence_for(auto(True), lookups(LENGTHS)).judging.tier == "bitwise"
     assert any("tier bitwise" in n and "1 of 1 answers" in n for n in found.notices)
+
+
+def test_auto_looks_at_the_plain_engines_once(monkeypatch):
+    asked = []
+    found = rounding._repeatability
+    monkeypatch.setattr(rounding, "_repeatability", lambda *given: asked.append(given) or found(*given))
+    assert any("by measurement" in n for n in judge(auto(True), lookups(LENGTHS)).notices)
+    assert len(asked) == 1
 
 
 def rounding_by(nats, gap):

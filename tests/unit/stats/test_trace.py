@@ -16,7 +16,7 @@ from harness.stats.trace import (
     in_units,
     overall,
     tail_limit,
-    usual_size,
+    usual_sizes,
     window_means,
     worst_window,
 )
@@ -46,9 +46,9 @@ def test_windows_of_an_answer():
 
 
 def test_units_are_what_is_usual_for_a_text_and_end_at_the_cap():
-    assert usual_size([], 0.1) == pytest.approx(0.1)
-    assert usual_size([0.3] * 1000, 0.1) == pytest.approx(0.3, rel=0.05)
-    assert usual_size([0.0] * 9, 0.0) == FLOOR_NATS == overall([])
+    assert usual_sizes(np.zeros((2, 0)), 0.1).tolist() == pytest.approx([0.1, 0.1])
+    assert usual_sizes(np.full((1, 1000), 0.3), 0.1) == pytest.approx(0.3, rel=0.05)
+    assert usual_sizes(np.zeros((1, 9)), 0.0) == FLOOR_NATS == overall([])
     assert in_units([-0.2, 9.0], 0.1).tolist() == [2.0, CAP]
 
 
@@ -65,7 +65,7 @@ def test_right_answers_keep_the_limit_and_wrong_ones_do_not(sd: float, heavy: bo
 
         # Another reading of the same texts is rounded as coarsely, each by itself.
         again = [text[rng.permutation(TOKENS)] for text in plain]
-        sizes = [usual_size(text, usual) for text in plain]
+        sizes = usual_sizes(np.stack(plain), usual)
         assert not any(beyond(moved, size, limits) for moved, size in zip(again, sizes, strict=True))
         seen.append(beyond(again[0] + rng.normal(0, 0.6, TOKENS), sizes[0], limits))
     assert np.mean(seen) > 0.9
@@ -139,3 +139,20 @@ def test_tail_is_no_smaller_than_the_true_one(draw: str):
 def test_engines_that_round_nothing_allow_what_nobody_looks_for():
     null = Null.of([[0.0] * 64] * 20)
     assert null.limit(16, 1e-9) == 1.0 and null.whole(1e-9).limit(64) == 1.0
+
+
+def test_answers_of_one_length_are_taken_together_as_each_by_itself():
+    rng = np.random.default_rng(6)
+    lengths = (40, 40, 40, 90, 17, 17, 300, 40)
+    answers = [rng.normal(0, 0.05, n) for n in lengths for _ in range(3)]
+    null, usual = Null.of(answers), overall(answers)
+
+    def size_of(part: np.ndarray) -> float:
+        return float(usual_sizes(part[None], usual)[0])
+
+    for mine, moved in zip(null.answers, answers, strict=True):
+        first, last = np.split(moved, [len(moved) // 2])
+        wanted = [*in_units(first, size_of(last)), *in_units(last, size_of(first))]
+        assert mine.tolist() == pytest.approx(wanted)
+    limits = RoundingLimits.of(answers, 5e-4, 1000)
+    assert limits.sizes == pytest.approx([np.clip(size_of(a), usual / 3, usual * 3) for a in answers])
