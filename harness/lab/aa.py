@@ -112,17 +112,21 @@ def repeat_cells(
         )
         begun, started = time.monotonic(), machine.now()
         done = record_repetitions(prepared, environment, folder, repetitions, reporter)
-        result = AgainstItself(
+        recorded = AgainstItself(
             run_id=folder.name,
             started=started,
             profile=prepared.profile.name,
             versions=versions(environment),
             engine_flags=environment.flags.options,
             repetitions=repetitions,
-            counts=count(done, [judge_and_report(history).judgement for history in done]),
+            counts=(),
             seconds=round(time.monotonic() - begun, 1),
             interrupted=done[0].run.interrupted,
         )
+        # So that what is recorded can be judged (--from) if this is interrupted.
+        write_repeat(recorded, folder)
+        counts = count(done, [judge_and_report(history).judgement for history in done])
+        result = recorded.model_copy(update={"counts": counts, "seconds": round(time.monotonic() - begun, 1)})
     write_repeat(result, folder)
     return result, folder
 

@@ -349,7 +349,7 @@ def test_inventory_is_that_of_living_nodes_and_lost_ones_are_told():
     # Shares of one GPU cannot be told to be of different ones.
     assert gpu.need(profile, "decode").gib == 1.0
     together = profile.model_copy(update={"engine": profile.engine.model_copy(update={"placement": "together"})})
-    assert gpu.need(together, "decode").gib == 0.12
+    assert gpu.need(together, "decode").gib == 0.06
     assert executor.lost() == {}
     cluster.nodes = lambda: []
     assert "node 10.0.0.3 is dead" in executor.lost()["ab"]

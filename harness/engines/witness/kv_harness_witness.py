@@ -325,7 +325,11 @@ class Witness:
         self.sizes: list[int] = [group.kv_cache_spec.block_size for group in groups]
         """Tokens in a block of each group, also of those whose caches cannot be read."""
         self.states: list[StateGroup] = []
+        divided = _divided(runner)
         for index, group in enumerate(groups):
+            if divided is not None:
+                unseen |= dict.fromkeys(group.layer_names, divided)
+                continue
             mode = getattr(group.kv_cache_spec, "mamba_cache_mode", None)
             if mode is not None:
                 states = tuple(_state_layer(runner, n, n in drafts, group.kv_cache_spec) for n in group.layer_names)
@@ -878,8 +882,6 @@ def _layer(runner: Any, name: str, drafter: bool, block_size: int) -> Layer:
     latent = cache.dim() == 3 and hasattr(module, "kv_lora_rank")
     if not latent and (cache.dim() != 4 or not hasattr(module, "num_kv_heads")):
         raise Unseen(f"{type(module).__name__} keeps neither keys and values by head nor a latent")
-    if (ranks := _divided(runner)) > 1:
-        raise Unseen(f"{ranks} ranks share the tokens of a context")
     blocks, tokens = getattr(runner.kv_cache_config, "num_blocks", None), cache.shape[1 if latent else 2]
     if blocks is not None and cache.shape[0] * tokens != blocks * block_size:
         had = f"{cache.shape[0] * tokens} tokens, where its group has blocks of {blocks * block_size}"
@@ -892,11 +894,15 @@ def _layer(runner: Any, name: str, drafter: bool, block_size: int) -> Layer:
     return Layer(name, drafter, places.shape[2], first, places, _bits(cache), numbers)
 
 
-def _divided(runner: Any) -> int:
-    """Return between how many ranks the tokens of a context are divided."""
+def _divided(runner: Any) -> str | None:
+    """Return why no process of an engine has all that it keeps of the heads of its rank; None if each has."""
     parallel = getattr(getattr(runner, "vllm_config", None), "parallel_config", None)
+    if (stages := getattr(parallel, "pipeline_parallel_size", 1)) > 1:
+        return f"{stages} stages of a pipeline share the layers"
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    return math.prod(getattr(parallel, name, 1) for name in names)
+    if (ranks := math.prod(getattr(parallel, name, 1) for name in names)) > 1:
+        return f"{ranks} ranks share the tokens of a context"
+    return None
 
 
 def _first_head(runner: Any, drafter: bool, heads: int) -> int:

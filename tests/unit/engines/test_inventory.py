@@ -49,7 +49,7 @@ def test_a_share_of_a_gpu_without_memory_is_not_enough_to_be_apart():
     cluster = Inventory((Device("n/GPU-0", "n", 1.0),), {}, shared=True, whole=True)
     assert cluster.need(profile, "prefill").gib == 1.0
     anywhere = Profile.model_validate(merged(profile.model_dump(), {"engine": {"placement": "any"}}))
-    assert cluster.need(anywhere, "prefill").gib == pytest.approx(0.12)
+    assert cluster.need(anywhere, "prefill").gib == pytest.approx(0.06)
 
 
 def test_memory_is_weights_and_kv_where_these_are_more_than_the_share():
@@ -57,7 +57,7 @@ def test_memory_is_weights_and_kv_where_these_are_more_than_the_share():
     wanted = gpu_engine_gib(profile, "decode")
     assert wanted is not None
     assert WORKING_GIB + 1 < wanted < WORKING_GIB + 1.1
-    assert gpus(1, 80.0).need(profile, "decode").gib == pytest.approx(9.6)
+    assert gpus(1, 80.0).need(profile, "decode").gib == pytest.approx(4.8)
     assert gpus(1, 12.0).need(profile, "decode").gib == pytest.approx(wanted)
 
 

@@ -158,11 +158,20 @@ def test_caches_that_are_laid_out_otherwise_are_named_and_not_noted(tmp_path: Pa
     reasons = _unseen(tmp_path / "compressed", compressed)
     assert reasons.keys() == set(LAYERS)
     assert "room for 224 tokens, where its group has blocks of 896" in reasons[LAYERS[0]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"decode_context_parallel_size": 2}, "2 ranks share the tokens of a context"),
+        # Its stages name themselves by the same rank, so that of two notes of a request one was never looked at.
+        ({"pipeline_parallel_size": 2}, "2 stages of a pipeline share the layers"),
+    ],
+)
+def test_what_processes_share_is_unseen(tmp_path: Path, sizes: dict[str, int], reason: str) -> None:
     divided: Any = LatentRunner(kv_of(8), 32)
-    divided.vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(decode_context_parallel_size=2, prefill_context_parallel_size=1)
-    )
-    assert set(_unseen(tmp_path / "divided", divided).values()) == {"2 ranks share the tokens of a context"}
+    divided.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes))
+    assert _unseen(tmp_path, divided) == dict.fromkeys(LAYERS, reason)
 
 
 def test_a_drafter_with_other_heads_than_its_target_is_noted(tmp_path: Path) -> None:
