@@ -11,6 +11,8 @@ NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 MANAGER = "vllm.v1.core.kv_cache_manager"
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
+BATCH = "vllm.v1.worker.gpu_input_batch"
+"""Rows of a step, of model runner V1."""
 V2 = "vllm.v1.worker.gpu"
 """Package of model runner V2."""
 BLOCK_IDS = (

@@ -27,6 +27,7 @@ from harness.mutants.model import (
 from harness.mutants.targets import (
     ALLOCATE,
     ARRIVAL,
+    BATCH,
     BLOCK_IDS,
     DRAFT_LAYERS,
     FINISHED,
@@ -641,7 +642,7 @@ declare(
 
 @patch(
     "N61",
-    "vllm.v1.worker.gpu_input_batch",
+    BATCH,
     "InputBatch.make_lora_inputs",
     ("self", "num_scheduled_tokens"),
     runner="V1",

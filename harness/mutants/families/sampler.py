@@ -21,7 +21,7 @@ from harness.mutants.model import (
     in_pair,
     in_single,
 )
-from harness.mutants.targets import RUNNER, V2, each_step
+from harness.mutants.targets import BATCH, RUNNER, V2, each_step
 
 declare(
     Mutant(
@@ -433,9 +433,6 @@ def _n50(original: Any, active: Active, self: Any, scheduler_output: Any, model_
     return original(self, scheduler_output, exchanged)
 
 
-_BATCH = "vllm.v1.worker.gpu_input_batch"
-
-
 def _where_rows_move(scenario: str, *clean: str) -> Trial:
     """Return the trial of a fault that parameters show in a scenario of cpu-full, and not where they are asked alone,
     nor in the scenarios that are to be ``clean``."""
@@ -460,7 +457,7 @@ declare(
 )
 
 
-@patch("N70", _BATCH, "InputBatch._make_sampling_metadata", ("self",), runner="V1")
+@patch("N70", BATCH, "InputBatch._make_sampling_metadata", ("self",), runner="V1")
 def _n70(original: Any, active: Active, self: Any) -> Any:
     metadata = original(self)
     if active() and not metadata.no_penalties and len(metadata.repetition_penalties) > 1:
@@ -510,7 +507,7 @@ def _n71_note(_active: Active, _runner: Any, scheduler_output: Any) -> None:
             _CHUNKED.add(request.req_id)
 
 
-@patch("N71", _BATCH, "InputBatch._make_prompt_token_ids_cpu_tensor", ("self",), runner="V1")
+@patch("N71", BATCH, "InputBatch._make_prompt_token_ids_cpu_tensor", ("self",), runner="V1")
 def _n71(original: Any, active: Active, self: Any) -> Any:
     tokens = original(self)
     for row, name in enumerate(self.req_ids):
@@ -554,7 +551,7 @@ def _without_penalties(active: Active, request: Any, resumed: bool) -> Any:
     return request
 
 
-@patch("N72", _BATCH, "InputBatch.add_request", ("self", "request"), runner="V1")
+@patch("N72", BATCH, "InputBatch.add_request", ("self", "request"), runner="V1")
 def _n72(original: Any, active: Active, self: Any, request: Any) -> Any:
     return original(self, _without_penalties(active, request, bool(request.output_token_ids)))
 
