@@ -253,9 +253,9 @@ class DraftedSteps:
         )
         self._steps = []
 
-    def of(self, found: Sequence[tuple[int, int]]) -> tuple[list[int], list[list[int]], Any]:
+    def of(self, found: Sequence[tuple[int, int]], since: int) -> tuple[list[int], list[list[int]], Any]:
         """Return positions, drafts and sketches, float32 [all drafts, SKETCH], of a request that has a row in each of
-        some steps. Waits for the device."""
+        some steps, of those that verified a token at position ``since`` or behind it. Waits for the device."""
         import torch
 
         assert self._told is not None
@@ -269,6 +269,8 @@ class DraftedSteps:
         of_sketches: list[int] = []
         for step, row in found:
             (_, requests, drafts, calls), (position, token, sketch) = self._shapes[step], starts[step]
+            if positions[position + row] < since:
+                continue
             rows: list[int] = []
             for each in calls:
                 rows += range(sketch + row * each, sketch + (row + 1) * each)
@@ -486,7 +488,10 @@ class Witness:
         if request.drafts:
             if request.drafts[-1][0] is self._drafted:
                 self._close_drafted()
-            self._writer.put(functools.partial(_drafts_row, {**row, "moment": "drafts", "groups": []}, request.drafts))
+            noted_drafts = {**row, "moment": "drafts", "groups": []}
+            # What follows a chunk is computed, not drafted: engines throw away the drafts that they make there.
+            since = len(request.tokens) - 1
+            self._writer.put(functools.partial(_drafts_row, noted_drafts, request.drafts, since))
         if noted:
             states = [(group, count, *noted, False, None, False) for (count, group), noted in request.states.items()]
             self._writer.put(functools.partial(_row, {**row, "moment": "end"}, prompts, states))
@@ -790,13 +795,14 @@ def _row(
     return {**row, "groups": groups, **({"states": of_states} if of_states else {})}
 
 
-def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedSteps, int, int]]) -> dict[str, Any]:
-    """Return a row with the drafts of a request, step by step. Waits for the device."""
+def _drafts_row(row: dict[str, Any], drafts: Sequence[tuple[DraftedSteps, int, int]], since: int) -> dict[str, Any]:
+    """Return a row with the drafts of a request, step by step, from that which verified its token at position
+    ``since``. Waits for the device."""
     positions: list[int] = []
     tokens: list[list[int]] = []
     sketches = []
     for steps, some in itertools.groupby(drafts, lambda draft: draft[0]):
-        found = steps.of([(number, at) for _, number, at in some])
+        found = steps.of([(number, at) for _, number, at in some], since)
         positions += found[0]
         tokens += found[1]
         sketches.append(found[2])

@@ -186,6 +186,21 @@ def test_a_preempted_request_has_its_drafts_from_before_and_after(tmp_path: Path
     assert [len(n.drafts) for n in KVWitness(tmp_path).noted("a", "decode", "drafts")] == [1, 1]
 
 
+def test_drafts_behind_a_chunk_of_a_prompt_or_a_resumed_answer_are_not_noted(tmp_path: Path) -> None:
+    runner = _runner("V1", at_once=False)
+    witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
+    # Its steps verify the tokens at positions 41 and 63.
+    for name, resumed in (("a", 42), ("b", 65)):
+        id_ = f"cmpl-{name}-0-0a1b2c3d"
+        witness.requests[id_] = plugin.WatchedRequest(range(resumed), 32, 1)
+        witness.take(id_, runner.of_groups, 0)
+    _step(runner, _hidden(6))
+    for name in "ab":
+        witness.end(f"cmpl-{name}-0-0a1b2c3d", range(_PROMPT))
+    noted = {name: KVWitness(tmp_path).noted(name, "decode", "drafts")[0].drafts for name in "ab"}
+    assert [step.position for step in noted["a"]] == [41] and noted["b"] == ()
+
+
 def test_a_dummy_run_is_not_noted(tmp_path: Path) -> None:
     runner = _runner("V2", at_once=False)
     witness = plugin.Witness(runner, AtOnce(tmp_path, "decode"))
