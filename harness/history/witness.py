@@ -470,20 +470,29 @@ def joined(prompt: Noted, answer: Noted) -> Noted:
 
 
 def _joined(front: NotedGroup, behind: NotedGroup) -> NotedGroup:
-    first = int(np.flatnonzero(behind.counted)[0]) // CELL if behind.counted.any() else len(behind.counted) // CELL
+    # A cell that the answer has gone on with is the answer's; windows may have left some of those.
+    cells = behind.counted.reshape(-1, CELL).any(1)
+    first = int(cells.argmax()) if cells.any() else len(cells)
+    kept = min(first, len(front.counted) // CELL)
+
+    def put(a: NDArray[Any], b: NDArray[Any], unit: int, axis: int = 0) -> NDArray[Any]:
+        out = b.copy()
+        at = (slice(None),) * axis + (slice(kept * unit),)
+        out[at] = a[at]
+        return out
+
     marks = None
     if front.marks is not None and behind.marks is not None:
-        pairs = zip(front.marks, behind.marks, strict=True)
-        target, drafter = (np.concatenate([a[: first * CELL], b[first * CELL :]]) for a, b in pairs)
+        target, drafter = (put(a, b, CELL) for a, b in zip(front.marks, behind.marks, strict=True))
         marks = (target, drafter)
     lines = [
-        None if a is None or b is None else np.concatenate([a[: first * CELL], b[first * CELL :]])
+        None if a is None or b is None else put(a, b, CELL)
         for a, b in zip(front.outlines, behind.outlines, strict=True)
     ]
     return front._replace(
-        counted=np.concatenate([front.counted[: first * CELL], behind.counted[first * CELL :]]),
-        digests=np.concatenate([front.digests[:, :, :first], behind.digests[:, :, first:]], axis=2),
-        sketches=np.concatenate([front.sketches[:, :, :first], behind.sketches[:, :, first:]], axis=2),
+        counted=put(front.counted, behind.counted, CELL),
+        digests=put(front.digests, behind.digests, 1, axis=2),
+        sketches=put(front.sketches, behind.sketches, 1, axis=2),
         marks=marks,
         outlines=(lines[0], lines[1]),
     )

@@ -330,9 +330,6 @@ class DraftDifference(Strict):
     """The tokens that were drafted, which may be the same one."""
     differing_drafts: int
     compared_drafts: int
-    freed_tokens: int = 0
-    """Tokens before them whose KV of the drafter the request no longer held when it was noted: a window had left
-    them."""
 
 
 class CacheHit(Strict):

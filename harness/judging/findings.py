@@ -12,7 +12,6 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.figures import (
     NO_EVIDENCE,
     CheckFigures,
-    DraftDifference,
     FindingEvidence,
     IncompleteCell,
     KVDifference,
@@ -139,11 +138,6 @@ class Finding(Strict):
         """Whether KV differs at single tokens, of which none follows another; not so of other findings."""
         tokens = self.evidence.tokens if isinstance(self.evidence, KVDifference) else ()
         return bool(tokens) and all(after - before > 1 for before, after in pairwise(tokens))
-
-    @property
-    def behind_freed_kv(self) -> bool:
-        """Whether drafts differ behind tokens whose KV had been freed before it was noted; not so of other findings."""
-        return isinstance(self.evidence, DraftDifference) and self.evidence.freed_tokens > 0
 
     @property
     def kv_layers(self) -> tuple[KVOfLayers, ...]:

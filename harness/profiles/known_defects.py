@@ -53,8 +53,6 @@ class FindingLocation(Protocol):
     @property
     def lone_tokens(self) -> bool: ...
     @property
-    def behind_freed_kv(self) -> bool: ...
-    @property
     def tokens_from_end(self) -> int | None: ...
 
 
@@ -83,8 +81,6 @@ class KnownDefect(Strict):
     """Whether it covers only answers that are right up to the last token, and then go on."""
     lone_tokens: bool = False
     """Whether it covers only KV that differs at single tokens, none next to another, as at the ends of chunks."""
-    behind_freed_kv: bool = False
-    """Whether it covers only drafts behind tokens whose KV a window had left before it was noted."""
     last_tokens: int = Field(0, ge=0)
     """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
     improbable: bool = False
@@ -175,7 +171,6 @@ class KnownDefect(Strict):
             and matches_any(finding.check, self.checks)
             and (finding.last_step or not self.last_step)
             and (finding.lone_tokens or not self.lone_tokens)
-            and (finding.behind_freed_kv or not self.behind_freed_kv)
             and self._covers_tokens(finding.tokens_from_end)
             and (finding.runs_on or not self.runs_on)
         )

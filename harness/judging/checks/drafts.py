@@ -73,13 +73,6 @@ def _drafted(o: Observation) -> bool:
     return o.final is not None and o.final.speculation is not None and o.final.speculation.num_drafted > 0
 
 
-def _freed(cell: CellView, o: Observation, tokens: int) -> int:
-    """Return of how many of the first ``tokens`` the drafter's KV had been freed when an answer's was noted."""
-    held = cell.kv_held.had_with_answer(o, _role(o))
-    groups = [g for g in held.groups if any(layer.drafter for layer in g.layers)] if held is not None else []
-    return max((int((~g.counted[:tokens]).sum()) for g in groups), default=0)
-
-
 def _role(o: Observation) -> str:
     return o.final.role if o.final is not None else "answering"
 
@@ -94,18 +87,16 @@ def _finding(cell: CellView, o: Observation, others: tuple[OtherDraft, ...], com
         expected=first.theirs,
         differing_drafts=len(others),
         compared_drafts=compared,
-        freed_tokens=_freed(cell, o, first.position + 1),
     )
     where = (
         "the first token of the answer"
         if first.position + 1 == len(o.sent_ids)
         else f"token {first.position + 1}, output {first.position + 1 - len(o.sent_ids)}"
     )
-    held = "all KV that it still held at the end" if evidence.freed_tokens else "all KV"
     same = "the same token" if first.ours == first.theirs else f"token {first.ours} instead of {first.theirs}"
     words = (
         f"expected the {_role(o)} engine to draft from what {cell.name.single} did, found {len(others)} of "
-        f"{counted(compared, 'draft')} that it made of something else, while {held} is right: first draft "
+        f"{counted(compared, 'draft')} that it made of something else, while all KV is right: first draft "
         f"{first.draft} behind {where}, {first.distance:.0%} away, {same}"
     )
     return cell.finding(NAME, Verdict.REGRESSION, "drafter-input", words, o, evidence)

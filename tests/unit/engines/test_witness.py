@@ -583,6 +583,24 @@ def test_an_answer_is_noted_behind_the_cells_that_its_prompt_fills(tmp_path: Pat
     assert (found.cells, found.differs) == (8 * len(LAYERS), False)
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_an_answer_is_joined_to_its_prompt_where_a_window_has_left_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    held = plugin.Witness._still_held
+    null = [plugin._NULL_BLOCK] * left
+    monkeypatch.setattr(plugin.Witness, "_still_held", lambda *args: [*null, *held(*args)[left:]])
+    runner = StandInRunner(kv_of(3), 32)
+    take_note(plugin.Witness(runner, AtOnce(tmp_path, "decode")), runner, "a", "end", 20, answer=PROMPT)
+    take_note(plugin.Witness(runner, AtOnce(tmp_path, "prefill")), runner, "turn", "end", 20 + PROMPT)
+    witness = KVWitness(tmp_path)
+    (prompt,), (answer,) = witness.noted("a", "decode", "end"), witness.noted("a", "decode", "answer")
+    (turn,) = witness.noted("turn", "prefill", "end")
+    for ours, whole in zip(joined(prompt, answer).groups, turn.groups, strict=True):
+        assert (ours.counted == whole.counted).all() and not ours.counted[: 32 * left].any()
+        assert (ours.digests == whole.digests).all() and (ours.marks[1] == whole.marks[1]).all()
+
+
 def test_a_plugin_that_fails_says_so_and_raises_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plugin, "_writer", AtOnce(tmp_path, "decode"))
     plugin._ended(StandInRunner(kv_of(1), 32), SimpleNamespace())

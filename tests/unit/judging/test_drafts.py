@@ -14,8 +14,6 @@ from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafts
 from harness.judging.checks.registry import judge_cell
-from harness.profiles.known_defects import load_known
-from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, history, observation, view, with_profile
 from tests.support.kv_caches import AtOnce, as_in_an_engine, kv_of, write_notes
 
@@ -116,26 +114,6 @@ def test_what_wrong_kv_explains_is_left_to_its_own_finding(run: Drafting):
     assert (found.verdict, found.findings) == (Verdict.PASS, ())
     assert found.note == "1 answer with other KV, left to kv-computed"
     assert judge_cell(cell).diagnosis.damage == "drafter-kv"
-
-
-def test_drafts_behind_kv_that_a_window_has_left_are_told_apart(run: Drafting, monkeypatch: pytest.MonkeyPatch):
-    known = load_known(REPOSITORY / "known-defects.yaml")
-    entry = next(e.defect for e in known.entries if e.defect.behind_freed_kv)
-    run.hidden["decode"] += 0.3
-    (finding,) = run.judged().findings
-    assert finding.evidence.freed_tokens == 0 and "while all KV is right" in finding.message
-    place = {"cell": "pd-windowed-eagle3", "scenario": "trace-1-1"}
-    assert not entry.covers_place(finding.model_copy(update=place))
-
-    run.folder = run.folder / "freed"
-    whole = plugin.Witness._still_held
-    null = plugin._NULL_BLOCK
-    monkeypatch.setattr(plugin.Witness, "_still_held", lambda *args: [null, *whole(*args)[1:]])
-    (finding,) = run.judged().findings
-    assert (
-        finding.evidence.freed_tokens == 32 and "while all KV that it still held at the end is right" in finding.message
-    )
-    assert entry.covers_place(finding.model_copy(update=place))
 
 
 @pytest.mark.parametrize("silent", ["decode", "single"])
