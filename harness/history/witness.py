@@ -471,8 +471,7 @@ def joined(prompt: Noted, answer: Noted) -> Noted:
 
 def _joined(front: NotedGroup, behind: NotedGroup) -> NotedGroup:
     # A cell that the answer has gone on with is the answer's; windows may have left some of those.
-    cells = behind.counted.reshape(-1, CELL).any(1)
-    first = int(cells.argmax()) if cells.any() else len(cells)
+    first = int(np.flatnonzero(behind.counted)[0]) // CELL if behind.counted.any() else len(behind.counted) // CELL
     kept = min(first, len(front.counted) // CELL)
 
     def put(a: NDArray[Any], b: NDArray[Any], unit: int, axis: int = 0) -> NDArray[Any]:

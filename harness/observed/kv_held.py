@@ -19,6 +19,8 @@ class KVReference(NamedTuple):
     answer: Noted | None
     """What it held behind the cells that the prompt fills; None if its answer has no KV there."""
     output_ids: tuple[int, ...]
+    drafted: int
+    """Tokens of prompt and answer that its drafter had seen when it drafted last; 0 if it did not, or noted nothing."""
 
 
 def _place(o: Observation) -> tuple[str, ...]:
@@ -51,6 +53,11 @@ class KVHeld:
         """Return what the drafts of an answer were sampled from, step by step."""
         role = o.final.role if o.final is not None else ""
         return [step for noted in self._noted(o, role, "drafts") for step in noted.drafts]
+
+    def drafted(self, o: Observation) -> int:
+        """Return how many tokens of a prompt and its answer its drafter had seen when it drafted last: of those it has
+        made KV. 0 if it did not draft, or noted nothing."""
+        return max((step.position + 1 for step in self.drafts(o)), default=0)
 
     def had(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held of a prompt when the request had ended; None if it was not noted."""
@@ -103,7 +110,7 @@ class KVHeld:
         leg = other.final if other is not None else None
         if other is None or leg is None or (noted := self.had(other, leg.role)) is None:
             return None
-        return KVReference(cell, noted, self.answer(other, leg.role), leg.output_ids or ())
+        return KVReference(cell, noted, self.answer(other, leg.role), leg.output_ids or (), self.drafted(other))
 
     def other_answer(self, o: Observation, cell: str) -> Observation | None:
         """Return the answer of a cell to the same prompt, the cold one if there is one; None where that is ``o``."""

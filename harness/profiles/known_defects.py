@@ -83,6 +83,8 @@ class KnownDefect(Strict):
     """Whether it covers only KV that differs at single tokens, none next to another, as at the ends of chunks."""
     last_tokens: int = Field(0, ge=0)
     """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
+    answers_alone: bool = False
+    """Whether it covers only KV of answers, none of a prompt."""
     improbable: bool = False
     """Whether it covers only answers that go wrong in a verify step, with a token that their engine rules out: it was
     drawn from another distribution than the request asked for."""
@@ -176,7 +178,9 @@ class KnownDefect(Strict):
         )
 
     def _covers_tokens(self, from_end: int | None) -> bool:
-        return not self.last_tokens or (from_end is not None and from_end <= self.last_tokens)
+        if not self.last_tokens and not self.answers_alone:
+            return True
+        return from_end is not None and from_end <= self.last_tokens
 
     def _covers_strata(self, finding: FindingLocation) -> bool:
         if "*" in self.strata:

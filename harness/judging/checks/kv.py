@@ -189,8 +189,8 @@ def _kv_computed(cell: CellView) -> CheckResult:
             moments = [(noted, "before its first step", len(o.sent_ids) - 1) for noted in held.found(o, role)]
             moments.append((at_end, "at the end of the request", len(o.sent_ids)))
             compared_now = [*_computed(cell, o, role, moments, references)]
-            if role == o.final.role and (reference := references.get(False)) is not None:
-                compared_now += _answered(cell, o, role, reference)
+            if role == o.final.role:
+                compared_now += _answered(cell, o, role, references)
             for found, finding in compared_now:
                 compared = compared.and_of(found)
                 findings += [finding] if finding is not None else []
@@ -217,17 +217,22 @@ def _computed(
 
 
 def _answered(
-    cell: CellView, o: Observation, role: str, reference: KVReference
+    cell: CellView, o: Observation, role: str, references: Mapping[bool, KVReference]
 ) -> Iterator[tuple[KVComparison, Finding | None]]:
-    """Compare the target's KV of an answer with that of the reference, up to the first other token."""
+    """Compare an engine's KV of an answer with that of the references of the target (False) and of the drafter (True),
+    up to the first other token."""
     ours, ids = cell.kv_held.answer(o, role), o.output
-    if ours is None or reference.answer is None:
-        return
-    # The KV of a token stands at its place; that of the last one is not computed.
-    same = len(o.sent_ids) + common_prefix(ids, reference.output_ids)
-    found = compare_notes(ours, reference.answer, drafter=False, bounds=_bounds(cell), tokens=same)
-    words = f"expected the {role} engine to hold of its answer what {reference.cell} computed"
-    yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if found.differs else None
+    for drafter, reference in references.items():
+        if ours is None or reference.answer is None:
+            continue
+        # The KV of a token stands at its place; that of the last one is not computed.
+        same = len(o.sent_ids) + common_prefix(ids, reference.output_ids)
+        if drafter:
+            # It reads each token together with the next one, and stops where the context has no room for its drafts.
+            same = min(same - 1, cell.kv_held.drafted(o), reference.drafted)
+        found = compare_notes(ours, reference.answer, drafter=drafter, bounds=_bounds(cell), tokens=same)
+        words = f"expected the {role} engine to hold of its answer what {reference.cell} computed"
+        yield found, kv_finding(cell, COMPUTED, o, role, found, words, reference.cell) if found.differs else None
 
 
 def _bounds(cell: CellView) -> KVBounds:

@@ -26,7 +26,8 @@ def kv_finding(
     """Return the finding of a role's KV that is another than that of ``whose``; ``words`` say what was expected."""
     only_drafter = all(p.layer.drafter for p in found.places) if found.places else found.drafter
     damage: DamageClass = "drafter-kv" if only_drafter else "target-kv"
-    where = _where(found, blocks(len(o.sent_ids), found.block_size), whose)
+    count = _blocks(o, found)
+    where = _where(found, count, whose)
     evidence = KVDifference(
         role=role,
         places=tuple(
@@ -54,12 +55,20 @@ def kv_finding(
     first = min(found.tokens, default=min((p.cell * CELL for p in found.places), default=None))
     location = Location(
         blocks=found.blocks,
-        of=blocks(len(o.sent_ids), found.block_size),
+        of=count,
         shift=moved[1] - moved[0] if moved is not None else None,
         position=first,
         text=where,
     )
     return finding.model_copy(update={"location": location})
+
+
+def _blocks(o: Observation, found: KVComparison) -> int:
+    """Return how many blocks a request's prompt has; together with its answer, where one of those differs."""
+    of_prompt = blocks(len(o.sent_ids), found.block_size)
+    if max(found.blocks, default=0) < of_prompt:
+        return of_prompt
+    return blocks(len(o.sent_ids) + len(o.output), found.block_size)
 
 
 def _by_layer(found: KVComparison) -> Iterator[KVOfLayers]:

@@ -471,11 +471,11 @@ declare(
         "decode",
         f"{_GIVEN_LESS}{_AFTER_RESUME}",
     ),
-    # Of an answer's tokens, the drafter's KV is compared by nobody: what its drafts are made of is.
+    # The token is one of the answer.
     Trial(
         in_single("pressure"),
-        "drafter-input",
-        ("drafts-computed",),
+        "drafter-kv",
+        ("kv-computed",),
         clean=SINGLE,
         # The same prompts by themselves, to compare with.
         beside=in_single("chunked-prefill"),
@@ -595,3 +595,58 @@ def _starves(mutant: str, moment: str) -> None:
 
 for _mutant, _moment in (("N56", _AFTER_HAND_OFF), ("N57", _AFTER_HIT), ("N58", _AFTER_RESUME)):
     _starves(_mutant, _moment)
+
+
+declare(
+    Mutant(
+        "N75",
+        "the first step after a hand-off drafts on from no hidden state",
+        "class of vllm #34529: what D's drafter needs beside its KV",
+        "decode",
+        "in the first step after a hand-off, the hidden state is zero of which the drafter makes its second draft, "
+        "and so is each one behind",
+    ),
+    # The next step writes the KV of these tokens anew, and the drafts of probes are the same.
+    Trial(PAIR, "drafter-input", ("drafts-computed",), clean=SINGLE),
+)
+
+
+class _Passes:
+    """What is known of the drafter's passes in a step."""
+
+    def __init__(self) -> None:
+        self.starved = False
+        """Whether a request begins in the step after a hand-off, and ends its prompt."""
+        self.made = 0
+
+
+_passes = _Passes()
+
+
+@each_step("N75")
+def _n75_step(_active: Active, runner: Any, scheduler_output: Any) -> None:
+    _passes.starved = any(after == _AFTER_HAND_OFF for _, after, _ in _begun(runner, scheduler_output))
+    _passes.made = 0
+
+
+@patch(
+    "N75",
+    "vllm.model_executor.models.llama_eagle3",
+    "Eagle3LlamaForCausalLM.forward",
+    ("self", "input_ids", "positions", "hidden_states"),
+)
+def _n75(
+    original: Any,
+    active: Active,
+    self: Any,
+    input_ids: Any,
+    positions: Any,
+    hidden_states: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    _passes.made += 1
+    if _passes.starved and _passes.made > 1 and active():
+        active.fired()
+        hidden_states = hidden_states * 0
+    return original(self, input_ids, positions, hidden_states, *args, **kwargs)

@@ -13,6 +13,7 @@ from harness.engines.witness import kv_harness_witness as plugin
 from harness.history.records import Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafts
+from harness.judging.checks.kv import kv_computed
 from harness.judging.checks.registry import judge_cell
 from tests.support.builders import change_final, history, observation, view, with_profile
 from tests.support.kv_caches import AtOnce, as_in_an_engine, kv_of, write_notes
@@ -38,6 +39,8 @@ class Drafting:
         self.kv = {role: kv_of(1) for role in ("prefill", "decode", "single", "plain")}
         self.positions = {"decode": [_TOKENS - 1 + 4 * i for i in range(_STEPS)]}
         self.silent: set[str] = set()
+        self.said = 0
+        """Tokens of the answer that have KV."""
         self.answers = [observation(name, _TOKENS) for name in ("pd-eagle3", "single-eagle3", "single-none")]
 
     def view(self, cell: str = "pd-eagle3"):
@@ -48,7 +51,8 @@ class Drafting:
             (self.answers[2], "single", "plain"),
         ):
             writer, request = AtOnce(self.folder, role, o.cell), o.legs[-1].request_id
-            write_notes(writer, self.kv[kv], request, _TOKENS, draft=kv != "plain")
+            said = 0 if role == "prefill" else self.said
+            write_notes(writer, self.kv[kv], request, _TOKENS, draft=kv != "plain", answer=said)
             if kv in self.hidden:
                 self._note(writer, o, kv)
         return view(with_profile(history(self.answers, folder=self.folder), witness="kv"), cell)
@@ -114,6 +118,22 @@ def test_what_wrong_kv_explains_is_left_to_its_own_finding(run: Drafting):
     assert (found.verdict, found.findings) == (Verdict.PASS, ())
     assert found.note == "1 answer with other KV, left to kv-computed"
     assert judge_cell(cell).diagnosis.damage == "drafter-kv"
+
+
+@pytest.mark.parametrize(("token", "compared"), [(1, True), (12, True), (13, False)])
+def test_the_drafters_kv_of_an_answer_is_compared_as_far_as_both_drafted(run: Drafting, token: int, compared: bool):
+    run.said = 20
+    # The last step drafted behind the twelfth token of the answer.
+    run.hidden["decode"] += 0.3
+    run.kv["decode"][2, 1, _TOKENS + token - 1] = 0
+    cell = run.view()
+    found = kv_computed(cell)
+    assert found.verdict is (Verdict.REGRESSION if compared else Verdict.PASS)
+    assert drafts.drafts_computed(cell).verdict is (Verdict.PASS if compared else Verdict.REGRESSION)
+    for finding in found.findings:
+        assert finding.damage == "drafter-kv"
+        assert "expected the decode engine to hold of its answer what single-eagle3 computed" in finding.message
+        assert f"in block 2 of 3 (token {_TOKENS + token - 1})" in finding.message
 
 
 @pytest.mark.parametrize("silent", ["decode", "single"])

@@ -15,6 +15,7 @@ from harness.history.records import Merged
 from harness.history.verdict import Verdict
 from harness.judging.checks.drafting import acceptance_baseline
 from harness.judging.checks.registry import judge
+from harness.judging.figures import KVDifference
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known, expected_anyway
 from harness.judging.references import References, baselines_for
@@ -230,6 +231,18 @@ def test_entry_for_the_last_step_covers_no_other(tmp_path, lost_at, changes, cov
     assert defect.covers_place(found) is covered
     assert defect.model_copy(update={"last_step": False}).covers_place(found)
     assert not defect.covers_place(finding("pd-mtp", check="acceptance-single"))
+
+
+@pytest.mark.parametrize(("tokens", "covered"), [((96, 97), True), ((130,), True), ((95, 96), False), ((), False)])
+def test_entry_for_kv_of_answers_covers_none_of_a_prompt(tmp_path, tokens, covered):
+    entry = {**ENTRY, "classes": ["drafter-kv"], "checks": ["kv-computed"], "answers_alone": True}
+    defect = known(tmp_path, entry).entries[0].defect
+    evidence = KVDifference(
+        role="single", places=(), differing=0, tokens=tokens, prompt_tokens=96, by_layer=(), states=()
+    )
+    found = finding("pd-none", None, check="kv-computed", evidence=evidence)
+    assert defect.covers_place(found) is covered
+    assert defect.model_copy(update={"answers_alone": False}).covers_place(found)
 
 
 def test_misspelt_list_is_refused(tmp_path):
