@@ -287,7 +287,9 @@ class WatchedRequest:
 
     def __init__(self, tokens: Sequence[int], prompt: int, groups: int) -> None:
         self.tokens = tokens
-        """Those of its prompt, and of its answer if it was preempted before."""
+        """Those of its prompt, and of its answer if it was preempted before; the scheduler of V2 may add to them."""
+        self.given = len(tokens)
+        """How many they were when it began."""
         self.prompt = prompt
         """Tokens of its prompt."""
         self.name = _name(tokens[:prompt])
@@ -490,7 +492,7 @@ class Witness:
                 self._close_drafted()
             noted_drafts = {**row, "moment": "drafts", "groups": []}
             # What follows a chunk is computed, not drafted: engines throw away the drafts that they make there.
-            since = len(request.tokens) - 1
+            since = request.given - 1
             self._writer.put(functools.partial(_drafts_row, noted_drafts, request.drafts, since))
         if noted:
             states = [(group, count, *noted, False, None, False) for (count, group), noted in request.states.items()]

@@ -192,8 +192,11 @@ def test_drafts_behind_a_chunk_of_a_prompt_or_a_resumed_answer_are_not_noted(tmp
     # Its steps verify the tokens at positions 41 and 63.
     for name, resumed in (("a", 42), ("b", 65)):
         id_ = f"cmpl-{name}-0-0a1b2c3d"
-        witness.requests[id_] = plugin.WatchedRequest(range(resumed), 32, 1)
+        tokens = [*range(resumed)]
+        witness.requests[id_] = plugin.WatchedRequest(tokens, 32, 1)
         witness.take(id_, runner.of_groups, 0)
+        # What is said later is not computed in chunks.
+        tokens += range(30)
     _step(runner, _hidden(6))
     for name in "ab":
         witness.end(f"cmpl-{name}-0-0a1b2c3d", range(_PROMPT))
