@@ -39,6 +39,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement, how_many
 from harness.judging.references import References, lookups_for
+from harness.judging.shares import processes_for
 from harness.profiles.cells import CellName
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
@@ -278,7 +279,8 @@ def require(judgement: Judgement, cells: Iterable[str]) -> None:
 
 def stage_judge(folder: Path) -> str:
     whole = load_history(folder / "whole", unread=True)
-    judgement = judge(whole, lookups_for(whole, References(baselines=folder / "baselines")))
+    known = lookups_for(whole, References(baselines=folder / "baselines"))
+    judgement = judge(whole, known, processes=processes_for(whole))
     write_json(folder / "judged.json", judgement.model_dump(mode="json"))
     require(judgement, (c.cell for c in whole.run.cells))
     listed = len(judgement.findings)
