@@ -1,19 +1,19 @@
-"""The cells of a large run, shared out to several processes to be judged: each is judged alone, so it is judged alike.
+"""The cells of a large run, shared out to several processes: what is found of each alone is the same in any of them.
 
-What needs many cells together is found before, and inherited by the processes.
+What needs many cells together is found before or after, by the process that shares out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from harness.errors import DataError
 from harness.history.folder import History, Learned
 from harness.history.index import CACHED, RecordedCells, kept_parsed
-from harness.judging.evidence import CellScenario
-from harness.judging.findings import CellVerdict
+from harness.history.records import CellRecord
+from harness.judging.evidence import Evidence
 from harness.profiles.cells import CellName
 from harness.util import allowance
 from harness.util.forks import in_forks, may_fork
@@ -32,9 +32,24 @@ _FEW = 4
 """Shares for each process below which variants are divided."""
 
 
-class _JudgedShare(NamedTuple):
-    verdicts: list[CellVerdict]
+class _OfCell(Protocol):
+    """A cell in a scenario, or a view of it."""
+
+    @property
+    def record(self) -> CellRecord: ...
+
+
+Item = TypeVar("Item", bound=_OfCell)
+Found = TypeVar("Found")
+
+
+class _FoundInShare(NamedTuple, Generic[Found]):
+    """What one process found of a few cells in scenarios, and beside it."""
+
+    found: list[Found]
     learned: Learned
+    remembered: dict[tuple[str, str, str], Any]
+    """What is small and kept of cells (``FoundOfCells``)."""
 
 
 def processes_for(history: History) -> int:
@@ -46,33 +61,51 @@ def processes_for(history: History) -> int:
     return max(1, min(_MOST, len(allowance.cores()), int(allowance.memory_gib() / each_gib)))
 
 
-def in_shares(
-    history: History, places: Sequence[CellScenario], judge: Callable[[CellScenario], CellVerdict], processes: int
-) -> tuple[CellVerdict, ...]:
-    """Judge cells in scenarios in several processes. The history knows afterwards what those have read.
+class SharedOut(NamedTuple):
+    """What is done with each cell of a run, in one process or several."""
 
-    Raises InfrastructureError when one of them is killed.
-    """
-    told = history.learned
+    evidence: Evidence | None
+    """None for one process."""
+    processes: int
 
-    def judged(share: Sequence[int]) -> _JudgedShare:
-        nonlocal told
-        verdicts = [judge(places[at]) for at in share]
-        news, told = history.learned.beyond(told), history.learned
-        return _JudgedShare(verdicts, news)
+    def each(self, items: Sequence[Item], find: Callable[[Item], Found]) -> list[Found]:
+        """Return what ``find`` finds of each of these cells in scenarios. Whatever of it is kept is known afterwards.
+
+        Raises InfrastructureError when one of several processes is killed.
+        """
+        if self.evidence is None or self.processes == 1:
+            return [find(item) for item in items]
+        return _in_shares(self.evidence, items, find, self.processes)
+
+
+ONE_PROCESS = SharedOut(None, 1)
+
+
+def _in_shares(evidence: Evidence, items: Sequence[Item], find: Callable[[Item], Found], processes: int) -> list[Found]:
+    history, small = evidence.history, evidence.found.small
+    learned, remembered = history.learned, set(small)
+
+    def work(share: Sequence[int]) -> _FoundInShare[Found]:
+        nonlocal learned
+        found = [find(items[at]) for at in share]
+        news, learned = history.learned.beyond(learned), history.learned
+        more = {key: value for key, value in small.items() if key not in remembered}
+        remembered.update(more)
+        return _FoundInShare(found, news, more)
 
     with suppress(DataError, OSError):
         # Once for all of them; checks that need it say what is wrong with it.
         _ = history.kv_witness
-    shares = _shares(history, places, processes)
+    shares = _shares(history, [item.record.cell for item in items], processes)
     cells = history.observations
     with kept_parsed(_kept_by_each(cells) if isinstance(cells, RecordedCells) else 0):
-        found = in_forks(judged, shares, processes, f"judging {history.folder}")
-    verdicts: dict[int, CellVerdict] = {}
-    for share, of_share in zip(shares, found, strict=True):
-        verdicts |= zip(share, of_share.verdicts, strict=True)
+        done = in_forks(work, shares, processes, f"judging {history.folder}")
+    found: dict[int, Found] = {}
+    for share, of_share in zip(shares, done, strict=True):
+        found |= zip(share, of_share.found, strict=True)
         history.learn(of_share.learned)
-    return tuple(verdicts[at] for at in range(len(places)))
+        small.update(of_share.remembered)
+    return [found[at] for at in range(len(items))]
 
 
 def _kept_by_each(cells: RecordedCells) -> int:
@@ -81,16 +114,16 @@ def _kept_by_each(cells: RecordedCells) -> int:
     return min(CACHED, max(_LEAST_KEPT, _READ_TOGETHER * largest))
 
 
-def _shares(history: History, places: Sequence[CellScenario], processes: int) -> list[list[int]]:
-    """Return the indexes of places in shares, the largest first. The cells of a variant are compared with each other,
-    so they stay together where there are enough variants."""
-    shares = _grouped([CellName.of(p.record.cell).variant for p in places])
+def _shares(history: History, of: Sequence[str], processes: int) -> list[list[int]]:
+    """Return the indexes of things to do, each of the cell ``of``, in shares, the largest first. The cells of a variant
+    are compared with each other, so they stay together where there are enough variants."""
+    shares = _grouped([CellName.of(cell).variant for cell in of])
     if len(shares) < _FEW * processes:
-        shares = _grouped([p.record.cell for p in places])
+        shares = _grouped(of)
     cells = history.observations
     if isinstance(cells, RecordedCells):
         size = {cell: cells.bytes_of(cell) for cell in cells.files}
-        shares.sort(key=lambda share: -sum(size.get(c, 0) for c in {places[at].record.cell for at in share}))
+        shares.sort(key=lambda share: -sum(size.get(c, 0) for c in {of[at] for at in share}))
     return shares
 
 

@@ -32,11 +32,12 @@ from harness.history.verdict import Verdict
 from harness.judging import shares
 from harness.judging.checks import registry
 from harness.judging.references import References
-from harness.judging.shares import in_shares, processes_for
+from harness.judging.shares import processes_for
 from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess, check, judge_and_report, judged, judgement_json
 from harness.util import allowance
 from harness.util.byte_cache import ByteCache
+from harness.util.forks import in_forks
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, garbled, history, observation, written_run
 from tests.support.run_files import answers
@@ -245,7 +246,7 @@ def test_check_asks_how_many_processes_there_are_to_be(tmp_path: Path, monkeypat
     folder = recorded(tmp_path / "run", rows())
     asked: list[int] = []
     monkeypatch.setattr("harness.reports.judge_run.processes_for", lambda _: 2)
-    monkeypatch.setattr(registry, "in_shares", lambda *given: asked.append(given[3]) or in_shares(*given))
+    monkeypatch.setattr(shares, "in_forks", lambda *given: asked.append(given[2]) or in_forks(*given))
     check(folder)
     check(folder, into=tmp_path / "out")
     assert asked == [2, 2]

@@ -45,7 +45,7 @@ from harness.judging.evidence import ONE_STAGE, CellScenario, CellView, Evidence
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
 from harness.judging.rounding import records_log_probs, resolved
-from harness.judging.shares import in_shares
+from harness.judging.shares import ONE_PROCESS, SharedOut
 from harness.profiles.model import Tier
 from harness.util.garbage import Seldom, collector_paused
 
@@ -200,7 +200,10 @@ def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[Check
 
 
 def run_registered_tests(
-    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
+    evidence: Evidence,
+    stages: Stages = ONE_STAGE,
+    cells: Collection[str] | None = None,
+    shared_out: SharedOut = ONE_PROCESS,
 ) -> Results:
     """Compute the registered tests of the normal tier, those that failed again on the second stage, and what the gates
     of single answers need.
@@ -213,7 +216,8 @@ def run_registered_tests(
     views = list(evidence.views())
     announced = registered(views)
     mine = [v for v in views if cells is None or v.id in cells]
-    first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
+    wanted = [t for t in announced if cells is None or t.cell in cells]
+    first = run_tests(mine, judging, wanted, len(announced), shared_out)
     second = None
     if stages.second is not None:
         second = run_tests(list(evidence.over(stages.second).views()), judging, tripped(mine, first))
@@ -274,17 +278,16 @@ def judge_cells(
     every = list(evidence.places())
     most, cycles = most_listed(len(every)), Seldom(_VIEWS_BETWEEN)
     places = [place for place in every if cells is None or place.record.cell in cells]
+    shared_out = SharedOut(evidence, processes)
     with collector_paused():
-        tests = run_registered_tests(evidence, stages, cells)
+        tests = run_registered_tests(evidence, stages, cells, shared_out)
 
         def judged(place: CellScenario) -> CellVerdict:
             verdict = listed(judge_cell(evidence.view(*place), tests), most)
             cycles.done()
             return verdict
 
-        if processes > 1:
-            return in_shares(evidence.history, places, judged, processes)
-        return tuple(map(judged, places))
+        return tuple(shared_out.each(places, judged))
 
 
 def judge(
