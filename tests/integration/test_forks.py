@@ -176,6 +176,57 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path):
     _until(lambda: not any(map(_runs, forked)))
 
 
+CHECK = textwrap.dedent("""
+    import os, sys, time
+    from pathlib import Path
+    from harness.cli.app import main
+    from harness.history import index
+    from harness.judging import shares
+    from harness.judging.checks import registry
+    from harness.util import allowance
+
+    told = Path(sys.argv.pop())
+
+    def judge_cell(*_):
+        (told / str(os.getpid())).touch()
+        time.sleep(60)
+
+    index.IN_MEMORY = shares.CACHED = 0
+    allowance.cores = lambda: [0, 1]
+    registry.judge_cell = judge_cell
+    main()
+""")
+RUN = REPOSITORY / "tests" / "golden" / "runs" / "merged"
+
+
+@pytest.mark.parametrize(
+    ("number", "to", "code", "words"),
+    [
+        (signal.SIGINT, "all", 2, "interrupted by the user (Ctrl-C); verdict UNKNOWN"),
+        (signal.SIGTERM, "all", 2, "ended by a TERM signal (a time limit or job control); verdict UNKNOWN"),
+        (signal.SIGTERM, "parent", 2, "ended by a TERM signal (a time limit or job control); verdict UNKNOWN"),
+        (signal.SIGKILL, "parent", -signal.SIGKILL, ""),
+        (signal.SIGKILL, "forked", 2, f"judging {RUN}: one of several processes was killed by signal 9"),
+    ],
+)
+def test_harness_check_that_is_ended_leaves_no_process(tmp_path: Path, number: int, to: str, code: int, words: str):
+    command = [sys.executable, "-c", CHECK, "check", str(RUN), str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        _until(lambda: len(list(tmp_path.iterdir())) == 2)
+        forked = [int(p.name) for p in tmp_path.iterdir()]
+        assert parent.pid not in forked
+        if to == "all":
+            os.killpg(parent.pid, number)
+        else:
+            os.kill(parent.pid if to == "parent" else forked[0], number)
+        said, why = parent.communicate(timeout=30)
+    assert parent.returncode == code
+    assert said == "" and words in why and "Traceback" not in why
+    _until(lambda: not any(map(_runs, forked)))
+
+
 def _until(done: Callable[[], bool]) -> None:
     begun = time.monotonic()
     while not done():

@@ -177,7 +177,7 @@ def test_a_run_is_judged_in_several_processes_as_in_one(tmp_path: Path, monkeypa
 GOLDEN = REPOSITORY / "tests" / "golden" / "runs"
 
 
-@pytest.mark.parametrize("name", ["M1", "normal-tier", "resumed", "real-model"])
+@pytest.mark.parametrize("name", ["merged", "normal-tier", "resumed", "real-model"])
 def test_runs_of_real_engines_are_judged_in_several_processes_as_in_one(name: str, monkeypatch: pytest.MonkeyPatch):
     references = References(baselines=GOLDEN.parent / "baselines")
     one, two = (
