@@ -25,7 +25,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import peak_mib
+from benchmarks.memory import peak_together_mib
 from harness.baselines.model import BaselineRow
 from harness.baselines.store import load_header, write_baseline
 from harness.commands.merge import MergeOptions, merge
@@ -39,6 +39,7 @@ from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement, how_many
 from harness.judging.references import References, lookups_for
+from harness.judging.shares import processes_for
 from harness.profiles.cells import CellName
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
@@ -278,7 +279,8 @@ def require(judgement: Judgement, cells: Iterable[str]) -> None:
 
 def stage_judge(folder: Path) -> str:
     whole = load_history(folder / "whole", unread=True)
-    judgement = judge(whole, lookups_for(whole, References(baselines=folder / "baselines")))
+    known = lookups_for(whole, References(baselines=folder / "baselines"))
+    judgement = judge(whole, known, processes=processes_for(whole))
     write_json(folder / "judged.json", judgement.model_dump(mode="json"))
     require(judgement, (c.cell for c in whole.run.cells))
     listed = len(judgement.findings)
@@ -307,20 +309,29 @@ STAGES: dict[str, Callable[[Path], str]] = {"judge": stage_judge, "report": stag
 
 
 def run_stage(name: str, folder: Path) -> None:
-    """Run one stage in this process."""
+    """Run one stage in this process, and say what it took, that of processes that it started included."""
     begun = time.monotonic()
     said = STAGES[name](folder)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(
-        f"| {name} | {peak_mib():.0f} MiB | {used.ru_utime + used.ru_stime:.0f} s | {time.monotonic() - begun:.0f} s | "
-        f"{said} |",
-        flush=True,
-    )
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(u.ru_utime + u.ru_stime for u in used)
+    print(f"{cpu:.0f} s | {time.monotonic() - begun:.0f} s | {said}")
+
+
+def measure_stage(name: str, folder: Path) -> None:
+    """Run one stage in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.load", "--within", name, str(folder.resolve())]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+        peak = peak_together_mib(process)
+        assert process.stdout is not None
+        said = process.stdout.read().decode().strip()
+    if process.returncode:
+        raise SystemExit(f"{name}: expected its figures, found exit code {process.returncode}")
+    print(f"| {name} | {peak:.0f} MiB | {said} |", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
-    if arguments[:1] == ["--stage"]:
-        run_stage(arguments[1], Path(arguments[2]))
+    if arguments[:1] in (["--stage"], ["--within"]):
+        (measure_stage if arguments[0] == "--stage" else run_stage)(arguments[1], Path(arguments[2]))
         return
     cells, prompts = (int(a) for a in (*arguments[:2], *("1000", "1000")[len(arguments[:2]) :]))
     folder = Path(arguments[2] if len(arguments) > 2 else tempfile.mkdtemp(prefix="harness-load-"))
@@ -336,11 +347,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{len(run.cells)} cells × {prompts} prompts, {size / _MIB:.0f} MiB of lines, in {folder}\n")
     print("| stage | peak | CPU | time | |\n|---|---:|---:|---:|---|", flush=True)
     for name in STAGES:
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.load", "--stage", name, str(folder.resolve())],
-            cwd=REPOSITORY,
-            check=True,
-        )
+        measure_stage(name, folder)
 
 
 if __name__ == "__main__":

@@ -238,13 +238,15 @@ def merge_command(
     """
     from harness.commands.merge import MergeOptions, merge
     from harness.judging.references import References
+    from harness.judging.shares import processes_for
     from harness.reports.judge_run import judge_and_report
 
     options = MergeOptions(expect, tuple(cell or ()), tuple(scenario or ()), armed, keep_going)
     with _saying(f"merging into {out}"):
         history = merge(folders, out, options)
     with _saying(f"judging {out}"):
-        summary = judge_and_report(history, References(baselines, known), carrying=True)
+        references = References(baselines, known)
+        summary = judge_and_report(history, references, carrying=True, processes=processes_for(history))
     _end(summary, as_json, strict)
 
 

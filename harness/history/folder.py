@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, InstanceOf, ValidationError
 
@@ -19,7 +19,7 @@ from harness.errors import DataError
 from harness.history import index
 from harness.history.checksum import OWN_SHA256, check_observations, opened, sealed
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
-from harness.history.index import CellRows, RecordedCells, RecordedFile, cell_rows
+from harness.history.index import CellRows, FoundInFile, RecordedCells, RecordedFile, cell_rows
 from harness.history.kv_events import EngineEvents, read_events
 from harness.history.layout import CELLS, LINES, ROUNDING, RUN, SCORES, bytes_recorded, files_by_cell, require_run
 from harness.history.migrations import OLDEST, SCHEMA, migrate
@@ -85,6 +85,22 @@ def write_run(folder: Path, record: RunRecord) -> str:
     whole = sealed(printable(record.model_dump(mode="json")), folder)
     write_json(folder / RUN, whole, sort_keys=False)
     return str(whole[OWN_SHA256])
+
+
+class Learned(NamedTuple):
+    """What was found of a large run while some of its cells were judged, and is kept."""
+
+    seen: dict[Path, FoundInFile]
+    """In files."""
+    rounding: dict[str, Rounding | None]
+    """By variant."""
+
+    def beyond(self, known: Learned) -> Learned:
+        """Return what was not known."""
+        return Learned(
+            {path: found for path, found in self.seen.items() if path not in known.seen},
+            {variant: found for variant, found in self.rounding.items() if variant not in known.rounding},
+        )
 
 
 class History(Strict):
@@ -217,6 +233,19 @@ class History(Strict):
     @cached_property
     def _rounding(self) -> dict[str, Rounding | None]:
         return {}
+
+    @property
+    def learned(self) -> Learned:
+        """What was found of a large run so far, for another process that has the same run."""
+        seen = self.observations.seen if isinstance(self.observations, RecordedCells) else {}
+        return Learned(seen, dict(self._rounding))
+
+    def learn(self, learned: Learned) -> None:
+        """Take over what another process found."""
+        if isinstance(self.observations, RecordedCells):
+            self.observations.take(learned.seen)
+        for variant, rounding in learned.rounding.items():
+            self._rounding.setdefault(variant, rounding)
 
     @cached_property
     def _plain(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
@@ -77,7 +78,7 @@ def cell_rows(observations: Sequence[Observation]) -> CellRows:
     return CellRows(by_place, sorted(observations, key=lambda o: o.sequence), {})
 
 
-class _Seen(NamedTuple):
+class FoundInFile(NamedTuple):
     """What the first reading of a file found; ``RecordedFile`` says what each figure is."""
 
     lines: int
@@ -99,9 +100,23 @@ class RecordedFile:
         """Look at a file that has answers of a cell, and read nothing of it."""
         self.path = path
         self.cell = cell
-        self._found: _Seen | None = None
+        self._found: FoundInFile | None = None
         with self._open() as stream:
             self._stamp = self._stamp_of(stream)
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes of the file, which is not read for it."""
+        return self._stamp[0]
+
+    @property
+    def found(self) -> FoundInFile | None:
+        """What was found by reading it; None if nobody has."""
+        return self._found
+
+    def take(self, found: FoundInFile) -> None:
+        """Take over what another process found by reading it."""
+        self._found = found
 
     @property
     def lines(self) -> int:
@@ -132,10 +147,10 @@ class RecordedFile:
         return self._seen.torn
 
     @property
-    def _seen(self) -> _Seen:
+    def _seen(self) -> FoundInFile:
         return self._found if self._found is not None else self.read()
 
-    def read(self, kept: list[Observation] | None = None) -> _Seen:
+    def read(self, kept: list[Observation] | None = None) -> FoundInFile:
         """Validate the complete lines, and append them to ``kept`` if there is one. Raises DataError for damaged
         ones."""
         with collector_paused():
@@ -174,7 +189,7 @@ class RecordedFile:
                     yield o
         except OSError as error:
             raise self._unreadable(error) from error
-        self._found = _Seen(lines, size, said, frozenset(scenarios), exchanges, torn)
+        self._found = FoundInFile(lines, size, said, frozenset(scenarios), exchanges, torn)
 
     def _validated(self, text: bytes, line: int) -> Observation:
         o = self._parse(text, line)
@@ -254,6 +269,23 @@ class RecordedCells:
         """Output tokens of all answers, without those that were re-scored."""
         return sum(file.said for files in self.files.values() for file in files)
 
+    @property
+    def seen(self) -> dict[Path, FoundInFile]:
+        """What was found in the files that somebody has read."""
+        every = (file for files in self.files.values() for file in files)
+        return {file.path: file.found for file in every if file.found is not None}
+
+    def take(self, seen: Mapping[Path, FoundInFile]) -> None:
+        """Take over what another process found in files."""
+        for files in self.files.values():
+            for file in files:
+                if file.found is None and file.path in seen:
+                    file.take(seen[file.path])
+
+    def bytes_of(self, cell: str) -> int:
+        """Return the bytes of a cell's files, which are not read for it."""
+        return sum(file.on_disk for file in self.files.get(cell, ()))
+
     def __len__(self) -> int:
         return sum(file.lines for files in self.files.values() for file in files)
 
@@ -286,3 +318,14 @@ class RecordedCells:
 
 
 _CACHE: ByteCache[tuple[RecordedFile, ...], CellRows] = ByteCache(CACHED)
+
+
+@contextmanager
+def kept_parsed(limit: int) -> Iterator[None]:
+    """Forget the parsed cells, and keep others of at most so many bytes of lines meanwhile."""
+    global _CACHE
+    _CACHE = ByteCache(limit)
+    try:
+        yield
+    finally:
+        _CACHE = ByteCache(CACHED)

@@ -196,6 +196,13 @@ class CellView(RecordedCell):
         return self.finding(check, Verdict.REGRESSION, "target-kv", message, observation, evidence)
 
 
+class CellScenario(NamedTuple):
+    """A cell in a scenario, of which a view can be made."""
+
+    record: CellRecord
+    scenario: str
+
+
 class Evidence(NamedTuple):
     """Everything needed to judge all cells of a run."""
 
@@ -222,14 +229,18 @@ class Evidence(NamedTuple):
         )
 
     def views(self) -> Iterator[CellView]:
-        """Yield one view per cell and scenario that the run was asked to observe, a cell's cold view first."""
+        """Yield one view for each place."""
+        return (self.view(*place) for place in self.places())
+
+    def places(self) -> Iterator[CellScenario]:
+        """Yield each cell and scenario that the run was asked to observe, a cell's cold prompts first."""
         for record in self.history.run.cells:
             if record.planned or not record.scenarios:
-                yield self.view(record)
+                yield CellScenario(record, COLD)
             for scenario in record.scenarios:
                 # In the normal tier these few requests only decide how the others are asked.
                 if scenario != AT_ONCE or self.judging.tier != "normal":
-                    yield self.view(record, scenario)
+                    yield CellScenario(record, scenario)
 
 
 class Stages(NamedTuple):

@@ -32,6 +32,7 @@ from harness.judging.references import (
     unused_baselines,
     unused_stages,
 )
+from harness.judging.shares import processes_for
 from harness.profiles.known_defects import KnownDefects, load_known
 from harness.reports.html import REPORTS, render_html
 from harness.reports.inputs import inputs_of, judged_otherwise
@@ -48,11 +49,11 @@ class Outcome(NamedTuple):
     summary: RunSummary
 
 
-def assess(history: History, references: References = PROFILE_OWN) -> RunSummary:
+def assess(history: History, references: References = PROFILE_OWN, processes: int = 1) -> RunSummary:
     """Judge a history and its later stages, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
     known = load_known(references.known or known_of(history))
-    judgement = _judged(history, references, baselines, known)
+    judgement = _judged(history, references, baselines, known, processes)
     summary = summarise_run(history, judgement, baselines, expected_anyway(judgement, known, history))
     return summary._replace(inputs=inputs_of(history, baselines, known))
 
@@ -64,10 +65,14 @@ def judged(history: History, references: References = PROFILE_OWN) -> Judgement:
 
 
 def _judged(
-    history: History, references: References, baselines: Mapping[str, Lookup], known: KnownDefects | None
+    history: History,
+    references: References,
+    baselines: Mapping[str, Lookup],
+    known: KnownDefects | None,
+    processes: int = 1,
 ) -> Judgement:
     stages = load_stages(history)
-    judgement = judge(history, baselines, stages)
+    judgement = judge(history, baselines, stages, processes)
     unused = [
         _itself(history, references),
         *unused_stages(history, stages),
@@ -119,7 +124,11 @@ def _of_set_aside(history: History, baselines: Mapping[str, Lookup], known: Know
 
 
 def judge_and_report(
-    history: History, references: References = PROFILE_OWN, into: Path | None = None, carrying: bool = False
+    history: History,
+    references: References = PROFILE_OWN,
+    into: Path | None = None,
+    carrying: bool = False,
+    processes: int = 1,
 ) -> RunSummary:
     """Judge a history and write its reports into a folder, by default its own.
 
@@ -133,7 +142,7 @@ def judge_and_report(
             history = carry(history, references)
         except StorageError as error:
             trouble = str(error)
-    summary = assess(history, references)
+    summary = assess(history, references, processes)
     folder = into or history.folder
     if trouble:
         return summary._replace(unwritten=trouble)
@@ -164,9 +173,10 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
     history = load_history(run_dir, unread=True)
     if references.record is not None and not str(history.sha256).startswith(references.record):
         raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {history.sha256}")
+    processes = processes_for(history)
     if into is None:
-        return Outcome(run_dir, assess(history, references))
-    return Outcome(run_dir, judge_and_report(history, references, into))
+        return Outcome(run_dir, assess(history, references, processes))
+    return Outcome(run_dir, judge_and_report(history, references, into, processes=processes))
 
 
 def judgement_json(summary: RunSummary) -> dict[str, Any]:

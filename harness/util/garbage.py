@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -23,9 +20,14 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def collected_seldom(items: Iterable[T], between: int) -> Iterator[T]:
-    """Yield the items, and look for reference cycles after so many of them."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % between == 0:
+class Seldom:
+    """Looks for reference cycles after so many things were done."""
+
+    def __init__(self, between: int) -> None:
+        self._between = between
+        self._done = 0
+
+    def done(self) -> None:
+        self._done += 1
+        if self._done % self._between == 0:
             gc.collect()

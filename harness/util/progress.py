@@ -17,6 +17,8 @@ from harness.util.text import harmless
 
 _LOG = logging.getLogger(__name__)
 _SILENCE_S = 30.0
+SAYING = "progress"
+"""Name of the threads that say what is being waited for."""
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def saying(what: str, silence_s: float = _SILENCE_S) -> Iterator[None]:
             text = harmless(redact.text(f"harness: … {what}, for {time.monotonic() - begun:.0f} s"))
             print(text, file=sys.stderr, flush=True)
 
-    threading.Thread(target=say, name="progress", daemon=True).start()
+    threading.Thread(target=say, name=SAYING, daemon=True).start()
     try:
         yield
     finally:
@@ -91,7 +93,7 @@ class Reporter:
         if self._live:
             self._bar.start()
         else:
-            threading.Thread(target=self._break_silence, name="progress", daemon=True).start()
+            threading.Thread(target=self._break_silence, name=SAYING, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
 import subprocess
 import sys
 import textwrap
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -26,9 +28,16 @@ from harness.history.index import RecordedCells, RecordedFile
 from harness.history.layout import SECOND
 from harness.history.parquet import write_parquet
 from harness.history.records import Observation
+from harness.history.verdict import Verdict
+from harness.judging import shares
+from harness.judging.checks import registry
+from harness.judging.references import References
+from harness.judging.shares import processes_for
 from harness.profiles.load import load_profile
-from harness.reports.judge_run import check, judge_and_report, judged
+from harness.reports.judge_run import assess, check, judge_and_report, judged, judgement_json
+from harness.util import allowance
 from harness.util.byte_cache import ByteCache
+from harness.util.forks import in_forks
 from harness.util.paths import REPOSITORY
 from tests.support.builders import change_final, garbled, history, observation, written_run
 from tests.support.run_files import answers
@@ -136,6 +145,111 @@ def test_each_line_of_an_unread_run_is_parsed_once_to_judge_it(tmp_path: Path, m
     monkeypatch.setattr(RecordedFile, "_parse", lambda *given: parsed.append(given[1]) or parse(*given))
     judged(load_history(folder, in_memory=0, unread=True))
     assert len(parsed) == len(set(parsed)) == len(rows())
+
+
+@pytest.mark.parametrize("shared", [1, 0])
+def test_a_run_is_judged_in_several_processes_as_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int):
+    """By variant and by cell."""
+    monkeypatch.setattr(shares, "_FEW", shared)
+    run = records(12)
+    write(tmp_path / "whole", run, 60)
+    write_baselines(tmp_path / "baselines", run, 60)
+    references = References(baselines=tmp_path / "baselines")
+    alone, together = unread(tmp_path / "whole", monkeypatch), unread(tmp_path / "whole", monkeypatch)
+    one = assess(alone, references)
+    assert one.judgement.verdict is Verdict.REGRESSION
+    here, read = os.getpid(), RecordedFile._first_pass
+    read_here: list[Path] = []
+
+    def watched(file: RecordedFile) -> Iterator[Observation]:
+        if os.getpid() == here:
+            read_here.append(file.path)
+        return read(file)
+
+    monkeypatch.setattr(RecordedFile, "_first_pass", watched)
+    two = assess(together, references, 2)
+    assert not read_here, "a process has read it"
+    assert judgement_json(two) == judgement_json(one)
+    assert together.observations.seen == alone.observations.seen
+    assert together.learned == alone.learned
+
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "runs"
+
+
+@pytest.mark.parametrize("name", ["merged", "normal-tier", "resumed", "real-model"])
+def test_runs_of_real_engines_are_judged_in_several_processes_as_in_one(name: str, monkeypatch: pytest.MonkeyPatch):
+    references = References(baselines=GOLDEN.parent / "baselines")
+    one, two = (
+        judgement_json(assess(unread(GOLDEN / name, monkeypatch), references, processes)) for processes in (1, 2)
+    )
+    assert two == one
+    assert any(c["results"] for c in one["cells"])
+
+
+def test_what_several_processes_left_unread_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = unfinished(tmp_path / "run")
+    path = answers(folder, "pd-eagle3")
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2][:-20]
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError) as one:
+        assess(unread(folder, monkeypatch))
+    with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3") as two:
+        assess(unread(folder, monkeypatch), processes=2)
+    assert str(two.value) == str(one.value)
+
+
+def test_an_exchange_that_two_processes_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = unfinished(tmp_path / "run")
+    twice = answers(folder, "pd-none").read_bytes().splitlines(keepends=True)[0]
+    with answers(folder, "pd-eagle3").open("ab") as stream:
+        stream.write(twice.replace(b'"cell":"pd-none"', b'"cell":"pd-eagle3"'))
+    with pytest.raises(DataError, match="each exchange with an engine"):
+        assess(unread(folder, monkeypatch), processes=2)
+
+
+def test_a_crash_of_judging_itself_is_raised_as_from_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+
+    def crashes(*_: object) -> None:
+        raise DataError("pd-none: no such thing")
+
+    monkeypatch.setattr(registry, "listed", crashes)
+    for processes in (1, 2):
+        with pytest.raises(DataError) as raised:
+            assess(unread(folder, monkeypatch), processes=processes)
+        assert str(raised.value) == "pd-none: no such thing"
+
+
+def test_only_large_runs_are_judged_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    monkeypatch.setattr(shares, "may_fork", lambda: True)
+    monkeypatch.setattr(allowance, "cores", lambda: [0, 1, 4])
+    monkeypatch.setattr(allowance, "memory_gib", lambda: 64.0)
+    assert processes_for(unread(folder, monkeypatch)) == 1
+    monkeypatch.setattr(shares, "CACHED", 0)
+    assert processes_for(load_history(folder)) == 1
+    assert processes_for(unread(folder, monkeypatch)) == 3
+    monkeypatch.setattr(allowance, "cores", lambda: list(range(64)))
+    assert processes_for(unread(folder, monkeypatch)) == 8
+    monkeypatch.setattr(allowance, "memory_gib", lambda: 0.5)
+    assert processes_for(unread(folder, monkeypatch)) == 2
+    monkeypatch.setattr(allowance, "memory_gib", lambda: 0.1)
+    assert processes_for(unread(folder, monkeypatch)) == 1
+    monkeypatch.setattr(allowance, "memory_gib", lambda: 64.0)
+    monkeypatch.setattr(shares, "may_fork", lambda: False)
+    assert processes_for(unread(folder, monkeypatch)) == 1
+
+
+def test_check_asks_how_many_processes_there_are_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = recorded(tmp_path / "run", rows())
+    asked: list[int] = []
+    monkeypatch.setattr("harness.reports.judge_run.processes_for", lambda _: 2)
+    monkeypatch.setattr(shares, "in_forks", lambda *given: asked.append(given[2]) or in_forks(*given))
+    check(folder)
+    check(folder, into=tmp_path / "out")
+    assert asked == [2, 2]
 
 
 def unfinished(folder: Path) -> Path:

@@ -35,6 +35,7 @@ from harness.judging.checks.rescored import largest_gaps, scores
 from harness.judging.detection import Detectable, Floor, Level, Sample, seen_in_answers, seen_in_rate, stage_power
 from harness.judging.evidence import CellView
 from harness.judging.near_ties import near_tie_nats
+from harness.judging.shares import ONE_PROCESS, SharedOut
 from harness.observed import acceptance
 from harness.profiles.cells import CellName
 from harness.profiles.model import Judging
@@ -114,28 +115,37 @@ def run_tests(
     judging: Judging,
     only: Iterable[RegisteredTest] | None = None,
     announced: int | None = None,
+    shared_out: SharedOut = ONE_PROCESS,
 ) -> dict[RegisteredTest, Tested]:
     """Compute and adjust all registered tests, or only those in ``only`` (the second stage).
 
     They form a family of their own, or part of a family of ``announced`` tests. A test that raises gives a result with
     a problem and does not hide the others.
     """
-    by_place = {(v.id, v.scenario): v for v in views}
     ids = list(only) if only is not None else registered(views)
     family = max(len(ids), announced or 0)
     alpha = judging.stage_alpha / max(1, family)
-    raw: dict[RegisteredTest, _Raw] = {}
+    names: dict[tuple[str, str], list[TestName]] = {}
     for test in ids:
-        view = by_place.get((test.cell, test.scenario))
-        if view is None:
-            raw[test] = _Raw(None, problem="this cell is missing among those observed")
-            continue
-        try:
-            raw[test] = _TESTS[test.name](view, alpha)
-        except Exception as error:
-            raw[test] = _Raw(None, problem=f"the test itself failed: {type(error).__name__}: {error}")
+        names.setdefault((test.cell, test.scenario), []).append(test.name)
+    observed = [v for v in views if (v.id, v.scenario) in names]
+    results = shared_out.each(observed, lambda v: [_computed(v, name, alpha) for name in names[v.id, v.scenario]])
+    found = {
+        RegisteredTest(v.id, v.scenario, name): raw
+        for v, of_view in zip(observed, results, strict=True)
+        for name, raw in zip(names[v.id, v.scenario], of_view, strict=True)
+    }
+    missing = _Raw(None, problem="this cell is missing among those observed")
+    raw = {test: found.get(test, missing) for test in ids}
     adjusted = holm({str(t): r.p for t, r in raw.items() if r.p is not None}, family)
     return {t: _finish(t, r, adjusted.get(str(t)), alpha, judging) for t, r in raw.items()}
+
+
+def _computed(view: CellView, name: TestName, alpha: float) -> _Raw:
+    try:
+        return _TESTS[name](view, alpha)
+    except Exception as error:
+        return _Raw(None, problem=f"the test itself failed: {type(error).__name__}: {error}")
 
 
 def _finish(test: RegisteredTest, raw: _Raw, adjusted: float | None, alpha: float, judging: Judging) -> Tested:

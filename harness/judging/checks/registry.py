@@ -41,12 +41,13 @@ from harness.judging.checks.statistical import judge_pooled, judge_pooled_drafts
 from harness.judging.checks.traces import roundings
 from harness.judging.diagnosis.diagnose import diagnose, explained
 from harness.judging.diagnosis.location import locate
-from harness.judging.evidence import ONE_STAGE, CellView, Evidence, FoundOfCells, Stages, judging_of
+from harness.judging.evidence import ONE_STAGE, CellScenario, CellView, Evidence, FoundOfCells, Stages, judging_of
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.judging.notices import notices_of
 from harness.judging.rounding import records_log_probs, resolved
+from harness.judging.shares import ONE_PROCESS, SharedOut
 from harness.profiles.model import Tier
-from harness.util.garbage import collected_seldom, collector_paused
+from harness.util.garbage import Seldom, collector_paused
 
 _NO_TESTS = Results()
 
@@ -199,7 +200,10 @@ def _crash_is_unknown(cell: CellView, check: str, what: str, results: list[Check
 
 
 def run_registered_tests(
-    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
+    evidence: Evidence,
+    stages: Stages = ONE_STAGE,
+    cells: Collection[str] | None = None,
+    shared_out: SharedOut = ONE_PROCESS,
 ) -> Results:
     """Compute the registered tests of the normal tier, those that failed again on the second stage, and what the gates
     of single answers need.
@@ -212,7 +216,8 @@ def run_registered_tests(
     views = list(evidence.views())
     announced = registered(views)
     mine = [v for v in views if cells is None or v.id in cells]
-    first = run_tests(mine, judging, [t for t in announced if cells is None or t.cell in cells], len(announced))
+    wanted = [t for t in announced if cells is None or t.cell in cells]
+    first = run_tests(mine, judging, wanted, len(announced), shared_out)
     second = None
     if stages.second is not None:
         second = run_tests(list(evidence.over(stages.second).views()), judging, tripped(mine, first))
@@ -267,21 +272,31 @@ def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
 
 
 def judge_cells(
-    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None
+    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None, processes: int = 1
 ) -> tuple[CellVerdict, ...]:
     """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
-    most = most_listed(sum(1 for _ in evidence.views()))
-    views = (view for view in evidence.views() if cells is None or view.id in cells)
+    every = list(evidence.places())
+    most, cycles = most_listed(len(every)), Seldom(_VIEWS_BETWEEN)
+    places = [place for place in every if cells is None or place.record.cell in cells]
+    shared_out = SharedOut(evidence, processes)
     with collector_paused():
-        tests = run_registered_tests(evidence, stages, cells)
-        return tuple(listed(judge_cell(view, tests), most) for view in collected_seldom(views, _VIEWS_BETWEEN))
+        tests = run_registered_tests(evidence, stages, cells, shared_out)
+
+        def judged(place: CellScenario) -> CellVerdict:
+            verdict = listed(judge_cell(evidence.view(*place), tests), most)
+            cycles.done()
+            return verdict
+
+        return tuple(shared_out.each(places, judged))
 
 
-def judge(history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE) -> Judgement:
-    """Judge a recorded run, and what was recorded after it, from the arguments alone. Raises DataError for damaged
-    lines of one that was loaded ``unread``."""
+def judge(
+    history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE, processes: int = 1
+) -> Judgement:
+    """Judge a recorded run, and what was recorded after it, from the arguments alone: with several ``processes``, too,
+    it is the same judgement. Raises DataError for damaged lines of one that was loaded ``unread``."""
     evidence = evidence_for(history, baselines)
-    cells = judge_cells(evidence, stages)
+    cells = judge_cells(evidence, stages, processes=processes)
     # A check that met them is UNKNOWN, as one that crashes.
     history.require_valid()
     verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])
