@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import os
@@ -80,7 +81,8 @@ def _tell(fork: _Fork, at: int, doing: str) -> None:
 
 def _answer(fork: _Fork, doing: str) -> Any:
     try:
-        answer = pickle.loads(fork.pipe.recv_bytes())
+        # Nobody but a copy of this process has the other end.
+        answer = fork.pipe.recv()
     except (EOFError, OSError) as error:
         raise _lost(fork, doing) from error
     if isinstance(answer, _Raised):
@@ -185,7 +187,8 @@ def _done(work: Callable[[Task], Any], task: Task) -> bytes:
 def _pickled(error: Exception) -> bytes:
     try:
         raised = pickle.dumps(_Raised(error))
-        pickle.loads(raised)
+        # Some errors cannot be made again from what they keep.
+        copy.deepcopy(error)
     except Exception:
         said = RuntimeError(f"{type(error).__name__}: {error}")
         said.add_note(error.__notes__[-1])
