@@ -88,10 +88,10 @@ def _in_shares(evidence: Evidence, items: Sequence[Item], find: Callable[[Item],
     def work(share: Sequence[int]) -> _FoundInShare[Found]:
         nonlocal learned
         found = [find(items[at]) for at in share]
-        news, learned = history.learned.beyond(learned), history.learned
+        known, learned = learned, history.learned
         more = {key: value for key, value in small.items() if key not in remembered}
         remembered.update(more)
-        return _FoundInShare(found, news, more)
+        return _FoundInShare(found, learned.beyond(known), more)
 
     with suppress(DataError, OSError):
         # Once for all of them; checks that need it say what is wrong with it.
@@ -122,8 +122,8 @@ def _shares(history: History, of: Sequence[str], processes: int) -> list[list[in
         shares = _grouped(of)
     cells = history.observations
     if isinstance(cells, RecordedCells):
-        size = {cell: cells.bytes_of(cell) for cell in cells.files}
-        shares.sort(key=lambda share: -sum(size.get(c, 0) for c in {of[at] for at in share}))
+        bytes_of = cells.bytes_of
+        shares.sort(key=lambda share: -sum(map(bytes_of, {of[at] for at in share})))
     return shares
 
 

@@ -114,12 +114,15 @@ def test_cells_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert all(r() is None for r in first), "only the cell that was asked for last is kept"
 
 
-def test_a_damaged_line_is_named(tmp_path: Path):
-    folder = recorded(tmp_path / "run", rows())
-    path = answers(folder, "pd-eagle3")
+def cut_third_line(path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
     lines[2] = lines[2][:-20]
     path.write_bytes(b"\n".join(lines))
+
+
+def test_a_damaged_line_is_named(tmp_path: Path):
+    folder = recorded(tmp_path / "run", rows())
+    cut_third_line(answers(folder, "pd-eagle3"))
     with pytest.raises(DataError):
         load_history(folder, in_memory=0)
     with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
@@ -189,10 +192,7 @@ def test_runs_of_real_engines_are_judged_in_several_processes_as_in_one(name: st
 
 def test_what_several_processes_left_unread_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = unfinished(tmp_path / "run")
-    path = answers(folder, "pd-eagle3")
-    lines = path.read_bytes().split(b"\n")
-    lines[2] = lines[2][:-20]
-    path.write_bytes(b"\n".join(lines))
+    cut_third_line(answers(folder, "pd-eagle3"))
     with pytest.raises(DataError) as one:
         assess(unread(folder, monkeypatch))
     with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3") as two:
@@ -259,10 +259,7 @@ def unfinished(folder: Path) -> Path:
 
 def test_a_damaged_line_of_an_unread_run_is_named_by_whoever_judges_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = unfinished(tmp_path / "run")
-    path = answers(folder, "pd-eagle3")
-    lines = path.read_bytes().split(b"\n")
-    lines[2] = lines[2][:-20]
-    path.write_bytes(b"\n".join(lines))
+    cut_third_line(answers(folder, "pd-eagle3"))
     later = unread(folder, monkeypatch)
     with pytest.raises(DataError, match=r"pd-eagle3/observations\.jsonl, line 3"):
         judged(later)

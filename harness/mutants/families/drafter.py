@@ -616,7 +616,7 @@ class _Passes:
 
     def __init__(self) -> None:
         self.starved = False
-        """Whether a request begins in the step after a hand-off, and ends its prompt."""
+        """Whether a request begins in the step after a hand-off."""
         self.made = 0
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -87,10 +88,8 @@ def _shaped_once() -> Callable[..., None]:
     def init(self: Any, handle: Any, type: Any) -> None:
         shape = type.shape if type.is_block() else ()
         if id(shape) not in known:
-            numel = 1
-            for size in shape:
-                numel *= size
-            known[id(shape)] = shape, core.constexpr(numel), core.tuple([core.constexpr(size) for size in shape])
+            numel = core.constexpr(math.prod(shape))
+            known[id(shape)] = shape, numel, core.tuple([core.constexpr(size) for size in shape])
         self.handle, self.type, self.dtype = handle, type, type.scalar
         _, self.numel, self.shape = known[id(shape)]
 
