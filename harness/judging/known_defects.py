@@ -104,7 +104,7 @@ def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     other = twin.final if twin is not None else None
     sides = [(o.final, name.topology == "single")]
     if finding.check == _BESIDE_SINGLE and other is not None:
-        # They part where the first of the two goes wrong, which may be the single engine.
+        # Either may have gone wrong first.
         sides.append((other, True))
     if defect.improbable and not any(_goes_wrong_impossibly(finding, leg, alone) for leg, alone in sides):
         return False
@@ -128,12 +128,13 @@ def _goes_wrong_impossibly(finding: Finding, answer: Leg, alone: bool) -> bool:
     """Return whether an answer goes wrong with a token that its own engine finds impossible: with wrong KV an engine is
     sure of wrong tokens instead.
 
-    An engine ``alone`` gives the first token in the prompt's step, which verifies nothing; D gives it in a verify step.
+    It may have done so before the token that a finding is about: two engines may say the same wrong token, and part
+    behind it. An engine ``alone`` gives the first token in the prompt's step, which verifies nothing; D gives it in a
+    verify step.
     """
     at, values = finding.first_wrong, answer.chosen_logprobs or ()
-    if at is None:
-        return any(value < -_IMPOSSIBLE_NATS for value in values)
-    return at < len(values) and values[at] < -_IMPOSSIBLE_NATS and not (alone and at == 0)
+    told = values if at is None else values[int(alone) : at + 1]
+    return any(value < -_IMPOSSIBLE_NATS for value in told)
 
 
 def _answer(history: History, cell: str, finding: Finding) -> Observation | None:

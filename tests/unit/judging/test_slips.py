@@ -242,6 +242,32 @@ def test_the_single_engine_may_go_wrong_before_the_pair_does():
     assert {f.known for f in found} == {"cpu-sampled-with-speculation"}
 
 
+def test_both_may_say_the_same_wrong_token_and_part_behind_it():
+    """The pair repeats what the single engine says up to its first wrong token; then both say what is likely enough."""
+    recorded = load_history(RUNS.parent / "attacked")
+    alone = recorded.of("single-eagle3", "ids", "sampled")
+
+    def behind(o):
+        if o.scenario != "sampled" or o.form != "ids" or o.cell not in ("pd-eagle3", "single-eagle3"):
+            return o
+        twin = alone[o.key].final
+        at = next(i for i, value in enumerate(twin.chosen_logprobs) if i and value < -10) + 1
+        other = twin.output_ids[at] + (o.cell == "pd-eagle3")
+        rest = o.final.output_ids[at + 1 :], o.final.chosen_logprobs[at + 1 :]
+        return change_final(
+            o,
+            output_ids=(*twin.output_ids[:at], other, *rest[0]),
+            chosen_logprobs=(*twin.chosen_logprobs[:at], -1.84, *rest[1]),
+        )
+
+    changed = with_answers(recorded, map(behind, recorded.observations))
+    references = baselines_for(changed, recorded.folder / "references" / "baselines")
+    judgement = apply_known(judge(changed, references), load_known(REPOSITORY / "known-defects.yaml"), changed)
+    found = [f for f in judgement.findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
+    mine = [f for f in found if f.scenario == "sampled"]
+    assert len(mine) == 4 and {f.known for f in mine} == {"cpu-sampled-with-speculation"}
+
+
 def test_an_answer_that_is_wrong_from_its_first_token_on_has_another_defect():
     wrong = sampled(lambda o: change_final(o, output_ids=(o.final.output_ids[0] + 1, *o.final.output_ids[1:])))
     found = [f for f in wrong.findings if f.first_wrong == 0]
