@@ -224,20 +224,18 @@ def load_known(path: Path | None) -> KnownDefects | None:
     if path is None:
         return None
     try:
-        text, raw = yaml_io.load(path)
-        places = _lines(text)
+        text = yaml_io.text_of(path)
+        file, places = _parsed(text)
     except FileNotFoundError as error:
         raise DataError(
             f"expected failures {path}: there is no such file, which the profile or --known names; restore it, "
             "correct the path, or take known_defects out of the profile"
         ) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"expected failures {path}: expected YAML, but it cannot be read: {reason}") from error
-    try:
-        file = _DefectsFile.model_validate(raw)
     except ValidationError as error:
         raise DataError(f"expected failures {path} is not valid:\n{describe_validation_error(error)}") from error
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"expected failures {path}: expected YAML, but it cannot be read: {reason}") from error
     ids = [d.id for d in file.defects]
     if len(set(ids)) != len(ids):
         raise DataError(f"expected failures {path}: an id stands there twice; rename one")
@@ -258,9 +256,13 @@ def load_known(path: Path | None) -> KnownDefects | None:
 
 
 @lru_cache(maxsize=4)
-def _lines(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the first and last line of each entry, counted from 1. PyYAML takes a tenth of a judgement for that."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+def _parsed(text: str) -> tuple[_DefectsFile, tuple[tuple[int, int], ...]]:
+    """Return a list and the first and last line of each entry, counted from 1. Raises ValueError and ValidationError.
+    Many runs are judged with one list."""
+    return _DefectsFile.model_validate(yaml_io.parse(text)), _lines(yaml_io.nodes(text))
+
+
+def _lines(root: yaml.Node | None) -> tuple[tuple[int, int], ...]:
     if not isinstance(root, yaml.MappingNode):
         return ()
     items = [

@@ -279,6 +279,10 @@ def _statistic(shift: Matrix, total_h: Matrix, total_t: Matrix, scale: Matrix) -
     return np.where(np.isfinite(out), out, 0.0)
 
 
+_SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
+"""Signs by byte, one for each bit [256, 8]."""
+
+
 def _signs(n: int, count: int, exact: bool, seed: int) -> Iterator[npt.NDArray[np.float32]]:
     """Yield chunks of ``count`` signs [chunk, n]: all that there are if ``exact``, else random ones of that seed."""
     if exact:
@@ -287,8 +291,7 @@ def _signs(n: int, count: int, exact: bool, seed: int) -> Iterator[npt.NDArray[n
     generator = np.random.default_rng(seed)
     for begun in range(0, count, _CHUNK):
         packed = generator.integers(0, 256, size=(min(_CHUNK, count - begun), -(-n // 8)), dtype=np.uint8)
-        bits = np.unpackbits(packed, axis=1, count=n)
-        yield bits.astype(np.float32) * np.float32(2) - np.float32(1)
+        yield np.take(_SIGNS, packed, axis=0).reshape(len(packed), -1)[:, :n]
 
 
 class Ratio(NamedTuple):

@@ -30,8 +30,18 @@ _CONSTRUCTION_ERRORS = (AttributeError, LookupError, TypeError, ArithmeticError)
 
 def load(path: Path) -> tuple[str, Any]:
     """Read a YAML file; return its text and its data. Raises ValueError and OSError."""
-    text = read_text(path, MOST_BYTES)
+    text = text_of(path)
     return text, parse(text)
+
+
+def text_of(path: Path) -> str:
+    """Read the text of a YAML file. Raises ValueError and OSError."""
+    return read_text(path, MOST_BYTES)
+
+
+def nodes(text: str) -> yaml.Node | None:
+    """Return the nodes of a document that ``parse`` has taken, with their places in the text."""
+    return yaml.compose(text, Loader=_Base)
 
 
 def parse(text: str) -> Any:
