@@ -14,9 +14,9 @@ from collections import Counter
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.commands.soak.growth import judge_growth
-from harness.commands.soak.model import HARNESS, TreeUsage
 from harness.history.verdict import Verdict
+from harness.lab.soak.growth import judge_growth
+from harness.lab.soak.model import HARNESS, TreeUsage
 
 TIMES = np.arange(0, 3600, 5.0)
 GROWTHS = (0, 5, 10, 15, 20, 25, 30, 40)

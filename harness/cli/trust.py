@@ -111,8 +111,8 @@ def soak_command(
     memory of the harness and the engines (docs/evidence/soak.md). Exit codes: 0 flat and right; 1 a wrong answer or a
     leak; 2 undecided, e.g. after a soak of less than 25 minutes.
     """
-    from harness.commands.soak.report import print_soak
-    from harness.commands.soak.run import SoakOptions, prepare_soak, soak
+    from harness.lab.soak.report import print_soak
+    from harness.lab.soak.run import SoakOptions, prepare_soak, soak
 
     prepared = prepare_soak(profile, cell)
     flags = engines.flags_for(prepared)

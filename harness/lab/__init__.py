@@ -1,1 +1,4 @@
-"""What tries the harness itself on real engines: the self-test and A/A. The core must not import it."""
+"""Long experiments on top of the commands: the self-test and A/A, which try the harness itself, and soak.
+
+The core must not import it.
+"""

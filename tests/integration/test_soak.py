@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.commands.soak.growth import LIMITS, PARTS, judge_growth, split
-from harness.commands.soak.model import COUNTED, HARNESS, ResourceSample, Round, Soak, TreeUsage
-from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.run import prepare_soak
-from harness.commands.soak.sampler import Record, Sampler, Watcher
 from harness.errors import UsageError
 from harness.history.verdict import Verdict
 from harness.judging.figures import AcceptanceFigures, RatesFigures
 from harness.judging.findings import CellVerdict, CheckResult
+from harness.lab.soak.growth import LIMITS, PARTS, judge_growth, split
+from harness.lab.soak.model import COUNTED, HARNESS, ResourceSample, Round, Soak, TreeUsage
+from harness.lab.soak.rounds import RoundJudge
+from harness.lab.soak.run import prepare_soak
+from harness.lab.soak.sampler import Record, Sampler, Watcher
 from harness.supervision import procfs
 from harness.supervision.procfs import Segment
 from tests.support.builders import change_final, history, observation
@@ -283,8 +283,8 @@ def rounds_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: list[float]
     """A soak's judge after rounds with these accepted drafts per step, of 2.446 recorded ones."""
     judge = RoundJudge(tmp_path, {}, None)
     told = iter(ours)
-    monkeypatch.setattr("harness.commands.soak.rounds.apply_known", lambda judged, *_: judged)
-    monkeypatch.setattr("harness.commands.soak.rounds.judge_cell", lambda _: pooled(next(told), 2.446))
+    monkeypatch.setattr("harness.lab.soak.rounds.apply_known", lambda judged, *_: judged)
+    monkeypatch.setattr("harness.lab.soak.rounds.judge_cell", lambda _: pooled(next(told), 2.446))
     return [judged(tmp_path, judge) for _ in ours], judge
 
 

@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 import typer
 
-import harness.commands.soak.report
+import harness.lab.soak.report
 from harness.baselines.build import new_baselines, require_reference_run
 from harness.cli.options import EngineOptions
 from harness.cli.trust import soak_command
 from harness.commands.merge.expected_run import MergeOptions as Parts
 from harness.commands.merge.load import load_parts
 from harness.commands.resume import prepare_resume
-from harness.commands.soak import growth, sampler
-from harness.commands.soak import run as soak_run
-from harness.commands.soak.model import HARNESS
-from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.run import JudgedSoak, SoakOptions, prepare_soak, soak
 from harness.errors import EngineDiedError, StorageError, UsageError
 from harness.history.folder import load_history
 from harness.history.verdict import Verdict
+from harness.lab.soak import growth, sampler
+from harness.lab.soak import run as soak_run
+from harness.lab.soak.model import HARNESS
+from harness.lab.soak.rounds import RoundJudge
+from harness.lab.soak.run import JudgedSoak, SoakOptions, prepare_soak, soak
 from harness.reports.judge_run import check
 from harness.reports.trend import load_trend
 from harness.runner.run import prepared_recorder
@@ -96,7 +96,7 @@ def session(fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampler, "_LATE", 1000)
     monkeypatch.setattr(sampler, "_SHARE", 0)
     # How it looks is tested elsewhere.
-    monkeypatch.setattr(harness.commands.soak.report, "render_soak", lambda *_: "")
+    monkeypatch.setattr(harness.lab.soak.report, "render_soak", lambda *_: "")
     return fake
 
 
@@ -227,7 +227,7 @@ def test_reports_that_cannot_be_written_do_not_cost_the_verdict(
     def full(_path, _value):
         raise StorageError("soak.json: expected to write it, found No space left on device")
 
-    monkeypatch.setattr(harness.commands.soak.report, "write_json", full)
+    monkeypatch.setattr(harness.lab.soak.report, "write_json", full)
     right = played(tmp_path)
     assert (right.result.verdict, right.exit_code) == (Verdict.PASS, 2), "without its reports it is not green"
     session.wrong = range(1, 9)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from harness.commands.soak.model import HARNESS, TreeUsage
-from harness.commands.soak.run import prepare_soak
 from harness.history.records import EngineRecord
+from harness.lab.soak.model import HARNESS, TreeUsage
+from harness.lab.soak.run import prepare_soak
 from tests.support.builders import engine
 from tests.support.fake_answers import answer
 

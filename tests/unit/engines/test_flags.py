@@ -96,7 +96,7 @@ def test_a_run_with_flags_says_so_and_is_tried_again_with_the_same():
 # By command: where it asks for the environment of the engines, which the flags belong to.
 COMMANDS = {
     ("aa", "-c", "single-none"): "harness.lab.aa.engines_for",
-    ("soak", "-c", "single-none"): "harness.commands.soak.run.engines_for",
+    ("soak", "-c", "single-none"): "harness.lab.soak.run.engines_for",
     ("fuzz", "-c", "single-none", "--minutes", "0.1"): "harness.runner.run.engines_for",
     ("up", "single-none"): "harness.commands.serve.engines_for",
     ("run", "-c", "single-none"): "harness.engines.environment.engines_for",

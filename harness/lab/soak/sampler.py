@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.commands.soak.model import COUNTED, HARNESS, SAMPLES, ResourceSample, Round, TreeUsage
+from harness.lab.soak.model import COUNTED, HARNESS, SAMPLES, ResourceSample, Round, TreeUsage
 from harness.supervision import procfs
 from harness.supervision.procfs import Segment, Stat
 from harness.util.storage import LineFile

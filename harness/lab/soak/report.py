@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.commands.soak.growth import WARM_UP
-from harness.commands.soak.model import HARNESS, RESULT, Soak
-from harness.commands.soak.sampler import Record
+from harness.lab.soak.growth import WARM_UP
+from harness.lab.soak.model import HARNESS, RESULT, Soak
+from harness.lab.soak.sampler import Record
 from harness.reports.charts import Chart, curve
 from harness.reports.html import environment, render_page
 from harness.reports.terminal import verdict_text

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from harness.commands.soak.model import HARNESS, Growth
 from harness.history.verdict import Verdict
+from harness.lab.soak.model import HARNESS, Growth
 
 WARM_UP = 0.2
 """Share of the time that is not judged, because caches fill and allocators settle."""

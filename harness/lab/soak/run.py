@@ -9,12 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import redact
-from harness.commands.soak.growth import judge_growth
-from harness.commands.soak.load import Load
-from harness.commands.soak.model import COUNTED, HARNESS, Round, Soak
-from harness.commands.soak.report import write_soak
-from harness.commands.soak.rounds import RoundJudge
-from harness.commands.soak.sampler import Record, Sampler, Watcher
 from harness.engines.environment import EngineEnvironment, engines_for, versions
 from harness.engines.flags import NO_FLAGS, EngineFlags
 from harness.engines.session import EngineGroupSession
@@ -23,6 +17,12 @@ from harness.history.folder import History
 from harness.history.records import COLD, Observation
 from harness.history.verdict import Verdict
 from harness.judging.references import baselines_for
+from harness.lab.soak.growth import judge_growth
+from harness.lab.soak.load import Load
+from harness.lab.soak.model import COUNTED, HARNESS, Round, Soak
+from harness.lab.soak.report import write_soak
+from harness.lab.soak.rounds import RoundJudge
+from harness.lab.soak.sampler import Record, Sampler, Watcher
 from harness.profiles.cells import EngineGroup, start_expected_s
 from harness.profiles.known_defects import load_known
 from harness.runner.record_cells import emptied_pools

@@ -77,7 +77,7 @@ class Growth(Strict):
     quantity: str
     unit: str
     first: float
-    """Median over the first part of the window; parts are those of ``harness.commands.soak.growth``."""
+    """Median over the first part of the window; parts are those of ``harness.lab.soak.growth``."""
     last: float
     per_hour: float | None = None
     low: float | None = None
