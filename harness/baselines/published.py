@@ -83,7 +83,7 @@ class _BandsFile(Strict):
 def load_published(path: Path = PUBLISHED) -> tuple[Band, ...]:
     """Load all bands. Raises DataError describing the damage."""
     try:
-        return _BandsFile.model_validate(yaml_io.load(path)[1]).bands
+        return _BandsFile.model_validate(yaml_io.load(path)).bands
     except ValidationError as error:
         raise DataError(f"published figures {path} are not valid:\n{describe_validation_error(error)}") from error
     except (OSError, ValueError) as error:

@@ -145,7 +145,7 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in children:
         raise ProfileError(f"profile {path} extends itself; name another profile")
     try:
-        _, raw = yaml_io.load(path)
+        raw = yaml_io.load(path)
     except (ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"profile {path}: expected YAML, but it cannot be read: {reason}") from error

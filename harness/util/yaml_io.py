@@ -28,10 +28,9 @@ _CONSTRUCTION_ERRORS = (AttributeError, LookupError, TypeError, ArithmeticError)
 ``!!bool x``."""
 
 
-def load(path: Path) -> tuple[str, Any]:
-    """Read a YAML file; return its text and its data. Raises ValueError and OSError."""
-    text = text_of(path)
-    return text, parse(text)
+def load(path: Path) -> Any:
+    """Return the data of a YAML file. Raises ValueError and OSError."""
+    return parse(text_of(path))
 
 
 def text_of(path: Path) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.guard import kv_harness_fork
-from harness.engines.guard.kv_harness_fork import METHOD_VARIABLE
+from harness.engines.api_key import GUARD_FOLDER
+from harness.engines.command import START_METHOD
 from harness.history.folder import load_history
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.engine
 
 # Prompts of every stratum, and no more: nobody waits for the others in a test.
 FEW = "workload: {per_stratum: 2, text_prompts: 1}"
-GUARD = Path(kv_harness_fork.__file__).parent
 LIMIT_S = 420
 ENDED_S = 20.0
 
@@ -48,7 +47,7 @@ def typed_in(folder: Path) -> str:
     recorded. Engines are forked from their servers, which have imported what they need."""
     text = tutorial().replace("/tmp/noted", str(folder / "noted"))
     assert 'PYTHONPATH="$(python -c' in text
-    text = text.replace('PYTHONPATH="$(python -c', f'PYTHONPATH="{GUARD}:$(python -c')
+    text = text.replace('PYTHONPATH="$(python -c', f'PYTHONPATH="{GUARD_FOLDER}:$(python -c')
     for port, free in zip(("8000", "8100", "8200", "5600", "5700"), free_ports(5), strict=True):
         text = re.sub(rf"\b{port}\b", str(free), text)
     text = text.replace("harness run -p", f"echo '{FEW}' >> pair.yaml\nharness run --out {folder / 'out'} -p")
@@ -60,7 +59,7 @@ def test_servers_that_are_started_as_the_tutorial_says_are_read_asked_and_judged
     (tmp_path / "models").symlink_to(REPOSITORY / "models")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "KV_HARNESS"))}
     env = inherited | {"VIRTUAL_ENV": sys.prefix, "PYTHONPATH": str(REPOSITORY)}
-    env[METHOD_VARIABLE] = "fork"
+    env[START_METHOD] = "fork"
     env["PATH"] = f"{sys.prefix}/bin:{env.get('PATH', '')}"
     log = tmp_path / "log"
     with log.open("w") as out:

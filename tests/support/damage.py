@@ -59,7 +59,7 @@ class Run(NamedTuple):
         for name, rows in self.rows.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In a tenth of the time that json.dumps takes: hundreds of runs are written.
+            # Hundreds of runs are written, and json.dumps takes far longer.
             path.write_bytes(b"".join(to_json(row, inf_nan_mode="constants") + b"\n" for row in rows))
         raw = {k: v for k, v in self.record.items() if k not in ("seal", "record_sha256")}
         write_json(folder / RUN, sealed(raw, folder), sort_keys=False)

@@ -211,12 +211,17 @@ def test_an_engine_that_is_sure_of_wrong_tokens_has_another_defect():
     assert not [f for f in sure.findings if f.known == "cpu-sampled-with-speculation"]
 
 
-def test_a_pair_gives_the_first_token_in_a_verify_step_too():
-    """All four answers of the pair are wrong from token 0 on; a recorded run of real engines."""
+def attacked(change=lambda recorded, o: o):
+    """A recorded run of real engines with answers that a test changes, judged with the references of its own."""
     recorded = load_history(RUNS.parent / "attacked")
-    references = baselines_for(recorded, recorded.folder / "references" / "baselines")
-    judgement = apply_known(judge(recorded, references), load_known(REPOSITORY / "known-defects.yaml"), recorded)
-    found = [f for f in judgement.findings if f.scenario == "sampled" and f.verdict is not Verdict.UNKNOWN]
+    changed = with_answers(recorded, (change(recorded, o) for o in recorded.observations))
+    references = baselines_for(changed, recorded.folder / "references" / "baselines")
+    return apply_known(judge(changed, references), load_known(REPOSITORY / "known-defects.yaml"), changed)
+
+
+def test_a_pair_gives_the_first_token_in_a_verify_step_too():
+    """All four answers of the pair are wrong from token 0 on."""
+    found = [f for f in attacked().findings if f.scenario == "sampled" and f.verdict is not Verdict.UNKNOWN]
     assert {f.cell for f in found} == {"pd-eagle3", "single-eagle3"}
     assert {f.known for f in found} == {"cpu-sampled-with-speculation"}
     assert {f.first_wrong for f in found if f.cell == "pd-eagle3"} >= {0}
@@ -224,33 +229,26 @@ def test_a_pair_gives_the_first_token_in_a_verify_step_too():
 
 def test_the_single_engine_may_go_wrong_before_the_pair_does():
     """Three tokens of the pair are right; the single engine has gone wrong by then."""
-    recorded = load_history(RUNS.parent / "attacked")
-    right = recorded.of("single-none", "ids", "sampled")
 
-    def later(o):
+    def later(recorded, o):
+        if (o.cell, o.scenario, o.form) != ("pd-eagle3", "sampled", "ids"):
+            return o
+        right = recorded.of("single-none", "ids", "sampled")
         outputs = (*right[o.key].final.output_ids[:3], *o.final.output_ids[3:])
         return change_final(o, output_ids=outputs, chosen_logprobs=(*[0.0] * 3, *o.final.chosen_logprobs[3:]))
 
-    mine = ("pd-eagle3", "sampled")
-    changed = with_answers(
-        recorded, (later(o) if (o.cell, o.scenario) == mine and o.form == "ids" else o for o in recorded.observations)
-    )
-    references = baselines_for(changed, recorded.folder / "references" / "baselines")
-    judgement = apply_known(judge(changed, references), load_known(REPOSITORY / "known-defects.yaml"), changed)
-    found = [f for f in judgement.findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
+    found = [f for f in attacked(later).findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
     assert [f.first_wrong for f in found if f.scenario == "sampled"] == [1] * 4
     assert {f.known for f in found} == {"cpu-sampled-with-speculation"}
 
 
 def test_both_may_say_the_same_wrong_token_and_part_behind_it():
     """The pair repeats what the single engine says up to its first wrong token; then both say what is likely enough."""
-    recorded = load_history(RUNS.parent / "attacked")
-    alone = recorded.of("single-eagle3", "ids", "sampled")
 
-    def behind(o):
+    def behind(recorded, o):
         if o.scenario != "sampled" or o.form != "ids" or o.cell not in ("pd-eagle3", "single-eagle3"):
             return o
-        twin = alone[o.key].final
+        twin = recorded.of("single-eagle3", "ids", "sampled")[o.key].final
         at = next(i for i, value in enumerate(twin.chosen_logprobs) if i and value < -10) + 1
         other = twin.output_ids[at] + (o.cell == "pd-eagle3")
         rest = o.final.output_ids[at + 1 :], o.final.chosen_logprobs[at + 1 :]
@@ -260,10 +258,7 @@ def test_both_may_say_the_same_wrong_token_and_part_behind_it():
             chosen_logprobs=(*twin.chosen_logprobs[:at], -1.84, *rest[1]),
         )
 
-    changed = with_answers(recorded, map(behind, recorded.observations))
-    references = baselines_for(changed, recorded.folder / "references" / "baselines")
-    judgement = apply_known(judge(changed, references), load_known(REPOSITORY / "known-defects.yaml"), changed)
-    found = [f for f in judgement.findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
+    found = [f for f in attacked(behind).findings if f.cell == "pd-eagle3" and f.check == "tokens-single"]
     mine = [f for f in found if f.scenario == "sampled"]
     assert len(mine) == 4 and {f.known for f in mine} == {"cpu-sampled-with-speculation"}
 
