@@ -20,6 +20,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,7 +268,7 @@ def try_method(
                     for v in variants
                     if ("input" in v[-1] or not asked.inputs) and (v[-2] == _FIRST or not asked.first)
                 ]
-            one = works[0]._replace(items=works[0].items[-1:])
+            one = replace(works[0], items=works[0].items[-1:])
             tokens = one.items[0].prompt.tokens
             heads = _heads(folder / "control")
             random_places = _random_places(damage.layers, heads, tokens, asked.places, asked.seed)

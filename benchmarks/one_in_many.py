@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def for_many(profile: Profile, at_once: int) -> Profile:
 def parts_of(work: CellWork, starts: int) -> list[CellWork]:
     """Return the requests of each start of the engines."""
     size = -(-len(work.items) // starts)
-    return [work._replace(items=work.items[at : at + size]) for at in range(0, len(work.items), size)]
+    return [replace(work, items=work.items[at : at + size]) for at in range(0, len(work.items), size)]
 
 
 def asked(session: EngineGroupSession, work: CellWork, first: int) -> Iterator[Observation]:
@@ -207,7 +208,7 @@ def main(argv: Sequence[str]) -> None:
         return cell_work(profile, prepared.prompts, cell, choice)
 
     single, pd = (work(c, n) for c, n in zip(cells, (given.controls, given.requests), strict=True))
-    victims = pd._replace(items=pd.items[:: len(pd.items) // given.victims][: given.victims])
+    victims = replace(pd, items=pd.items[:: len(pd.items) // given.victims][: given.victims])
     with tempfile.TemporaryDirectory() as temporary, Reporter(60.0) as reporter:
         folder = given.keep or Path(temporary)
         environment = engines_for(profile, Plan((), (EngineGroup("pd", plain, ()),)), None)

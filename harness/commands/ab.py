@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +101,7 @@ def with_references(source: str, cells: list[str], scenarios: list[str]) -> Prep
 
 def _asked_cold(work: CellWork, prompts: Sequence[Prompt]) -> CellWork:
     asked = {item.prompt.id for item in work.items if item.form == "ids"}
-    return work._replace(items=(*work.items, *(Item(p, "ids") for p in prompts if p.id not in asked)))
+    return replace(work, items=(*work.items, *(Item(p, "ids") for p in prompts if p.id not in asked)))
 
 
 def record_both(profile: Profile, sides: tuple[Side, Side], out: Path, reporter: Reporter) -> tuple[Comparison, Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -328,9 +329,9 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
     if history is not None and (beside := _beside(history, target)):
         # It was found in a crowd, which is asked again as it was.
         others = [Item(p, form) for p in prompts.prompts for form in beside.get(p.id, ()) if p.id != target.prompt]
-        work = work._replace(items=(*work.items, *others), at_once=AtOnce(0, (len(others) + 1,), False))
+        work = replace(work, items=(*work.items, *others), at_once=AtOnce(0, (len(others) + 1,), False))
     if target.instance is not None:
-        work = work._replace(scripts=tuple(s for s in work.scripts if s.instance == target.instance))
+        work = replace(work, scripts=tuple(s for s in work.scripts if s.instance == target.instance))
     if not work.requests:
         raise UsageError(f"{target.cell} is sent nothing in {target.scenario}; name another cell or scenario")
     # A single cell may have run on the decode engine of a pair, so the same engines are started.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,7 +153,7 @@ def _rest(whole: Prepared, history: History) -> Prepared:
         if cells:
             groups.append(group._replace(cells=cells))
     works = tuple(
-        w._replace(items=(), scripts=(), at_once=None) if w.cell.id in done else w
+        replace(w, items=(), scripts=(), at_once=None) if w.cell.id in done else w
         for w in whole.works
         if w.cell.id not in done or w.cell.id in score
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from harness.history.records import COLD, Form
@@ -49,7 +51,8 @@ _SHORT_SHARE = 0.2
 """Of the time of a whole answer; 0.04 to 0.21 were measured on a GPU (docs/evidence/gpu-runs.md)."""
 
 
-class CellWork(NamedTuple):
+@dataclass(frozen=True)
+class CellWork:
     """All requests of one cell, in order."""
 
     cell: Cell
@@ -70,12 +73,12 @@ class CellWork(NamedTuple):
         first = self.at_once.alone if self.at_once is not None else 0
         return asked[:first], asked[first:]
 
-    @property
+    @cached_property
     def proof(self) -> Script | None:
         """The script that follows those that are asked alone, and decides whether the others go together."""
         return proof(self.items, self.at_once)
 
-    @property
+    @cached_property
     def played(self) -> tuple[Script, ...]:
         """All scripts, that of the proof first."""
         return self.scripts if (first := self.proof) is None else (first, *self.scripts)
@@ -83,6 +86,16 @@ class CellWork(NamedTuple):
     @property
     def requests(self) -> int:
         return len(self.items) + sum(s.requests for s in self.played)
+
+    @cached_property
+    def load(self) -> Load:
+        """How long its requests take."""
+        return _load([*([1.0] * len(asked.items) for asked in self.rounds), *_waves(self.played)])
+
+    @cached_property
+    def ageing_s(self) -> float:
+        """Rough seconds of the requests that age caches."""
+        return sum(_AGEING_S[self.cell.topology] * s.ageing for s in self.scripts)
 
     @property
     def planned(self) -> dict[str, int]:
@@ -141,7 +154,7 @@ def in_other_crowds(work: CellWork, profile: Profile, number: int) -> CellWork:
     if work.at_once is None or work.at_once.proven:
         return work
     items, at_once = arranged(in_seeded_order(work.items, number), profile, work.cell)
-    return work._replace(items=tuple(items), at_once=at_once)
+    return replace(work, items=tuple(items), at_once=at_once)
 
 
 def in_seeded_order(items: Iterable[Item], seed: int) -> list[Item]:
@@ -219,32 +232,38 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    asked = sum(
-        _cold_expected_s(w, group.expected) + scripts_expected_s(w.played, w.cell.topology, group.expected)
-        for w in mine
-    )
-    ageing = sum(_AGEING_S[w.cell.topology] * s.ageing for w in mine for s in w.scripts)
-    return start_expected_s(group) + asked + ageing
+    asked = sum(w.load.seconds(w.cell.topology, group.expected) for w in mine)
+    return start_expected_s(group) + asked + sum(w.ageing_s for w in mine)
 
 
 def scripts_expected_s(scripts: Iterable[Script], topology: TopologyName, expected: Expected) -> float:
     """Return the rough time of scripts in seconds."""
-    waves: list[list[float]] = []
+    return _load(_waves(scripts)).seconds(topology, expected)
+
+
+class Load(NamedTuple):
+    """How long requests take, counted in requests that have the engines to themselves."""
+
+    longest: float
+    """The longest requests of all waves."""
+    beside: float
+    """Those that are under way beside them, each as long as the longest of its wave."""
+
+    def seconds(self, topology: TopologyName, expected: Expected) -> float:
+        return expected.request_s(topology) * (self.longest + expected.beside_share * self.beside)
+
+
+def _load(waves: Iterable[Sequence[float]]) -> Load:
+    """Add up waves of requests that are under way together, each given by the parts of a request's time."""
+    known = [(max(shares), len(shares)) for shares in waves if shares]
+    return Load(sum(longest for longest, _ in known), sum(longest * (count - 1) for longest, count in known))
+
+
+def _waves(scripts: Iterable[Script]) -> Iterator[list[float]]:
     for stage in (stage for script in scripts for stage in script.stages):
-        waves.append([_share(send) for send in stage.sends if not send.after])
-        waves.append([_share(send) for send in stage.sends if send.after])
-        waves += [[_share(other)] for send in stage.sends for other in send.between]
-    return expected.request_s(topology) * sum(_wave(wave, expected) for wave in waves)
-
-
-def _cold_expected_s(work: CellWork, expected: Expected) -> float:
-    waves = ([1.0] * len(asked.items) for asked in work.rounds)
-    return expected.request_s(work.cell.topology) * sum(_wave(wave, expected) for wave in waves)
-
-
-def _wave(shares: Sequence[float], expected: Expected) -> float:
-    """Return the time of requests that are under way together, in those of one that has the engines to itself."""
-    return max(shares, default=0.0) * (1 + expected.beside_share * (len(shares) - 1))
+        yield [_share(send) for send in stage.sends if not send.after]
+        yield [_share(send) for send in stage.sends if send.after]
+        yield from ([_share(other)] for send in stage.sends for other in send.between)
 
 
 def _share(send: Send) -> float:

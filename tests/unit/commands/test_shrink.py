@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,7 +139,7 @@ def test_what_a_finding_is_about_is_what_is_shrunk():
 def test_finding_about_a_whole_cell_is_refused():
     prepared, target, _ = from_names("cpu", "pd-eagle3", "copy-062-10", "cold")
     (work,) = prepared.works
-    whole = prepared._replace(works=(work._replace(items=work.items * 2),))
+    whole = prepared._replace(works=(replace(work, items=work.items * 2),))
     with pytest.raises(UsageError, match="about a whole cell"):
         first_variant(whole, target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_plan_prints_how_much_padded_copies_correlate(tmp_path, monkeypatch):
     made = prepared.prompts.model_copy(update={"prompts": tuple(copies)})
     by_id = {p.id: p for p in copies}
     works = tuple(
-        w._replace(items=tuple(i._replace(prompt=by_id[i.prompt.id]) for i in w.items)) for w in prepared.works
+        replace(w, items=tuple(i._replace(prompt=by_id[i.prompt.id]) for i in w.items)) for w in prepared.works
     )
     rows = []
     for p in made.prompts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -69,7 +70,7 @@ def work(tmp_path):
     source = extending(tmp_path, workload={"at_once": 4}, engine=engine, scenarios=[])
     (found,) = prepare(source, ["single-none"], [COLD]).works
     PROMPTS[:] = [i.prompt for i in found.items]
-    return found._replace(items=found.items[:12], at_once=found.at_once._replace(crowds=(4, 4)))
+    return replace(found, items=found.items[:12], at_once=found.at_once._replace(crowds=(4, 4)))
 
 
 def asked(work, beside=lambda _ids, out: out) -> tuple[list[Observation], list[CrowdProof]]:
@@ -111,7 +112,7 @@ def test_on_others_they_are_asked_one_by_one(work):
 
 
 def test_without_a_proof_to_give_they_go_together(work):
-    found, told = asked(work._replace(at_once=work.at_once._replace(proven=False)))
+    found, told = asked(replace(work, at_once=work.at_once._replace(proven=False)))
     assert told == [] and [o.concurrent for o in found] == [1] * 4 + [4] * 8
 
 

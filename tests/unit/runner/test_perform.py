@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,7 +68,7 @@ def recorded(outcomes: dict[int, Broken], scenario: str = "cold") -> tuple[list[
     session = Session(outcomes)
     found = []
     try:
-        for o in perform(session, work._replace(items=work.items[:3], scripts=work.scripts[:1])):
+        for o in perform(session, replace(work, items=work.items[:3], scripts=work.scripts[:1])):
             found.append(o)
     except EngineDiedError:
         found.append(None)
