@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress, count
+from operator import ne
 from typing import NamedTuple
 
 from harness.util.files import sha256_bytes
@@ -11,7 +13,7 @@ from harness.util.files import sha256_bytes
 
 def common_prefix(a: Sequence[int] | str, b: Sequence[int] | str) -> int:
     """Return the number of equal leading elements: the index of the first difference, or the shorter length."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(compress(count(), map(ne, a, b)), min(len(a), len(b)))
 
 
 def parted_at(ours: Sequence[int], expected: Sequence[int]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -339,12 +339,16 @@ class Profile(Strict):
     def parts(self) -> tuple[Profile, ...]:
         """One plain profile per variant, with models as folders of the local caches; a profile without axes is its only
         part."""
-        return _parts(self.model_dump_json()) if self.axes else (self,)
+        return _parts(self._as_json) if self.axes else (self,)
 
     @property
     def written_parts(self) -> tuple[Profile, ...]:
         """Like ``parts``, but with models as the profile names them."""
-        return _written_parts(self.model_dump_json()) if self.axes else (self,)
+        return _written_parts(self._as_json) if self.axes else (self,)
+
+    @cached_property
+    def _as_json(self) -> str:
+        return self.model_dump_json()
 
     def part(self, variant: str) -> Profile:
         """Return the plain profile of a variant. Raises UsageError for an unknown name."""

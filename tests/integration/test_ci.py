@@ -25,6 +25,7 @@ from harness.profiles.availability import references_of
 from harness.profiles.cells import CellName, all_cells
 from harness.profiles.load import read_profile, shipped_profile_names
 from harness.util.paths import REPOSITORY
+from harness.workload.prepare import Prepared, prepare
 from tests.support.builders import changed_profile
 from tests.support.program import harness, script
 from tests.support.program import run as cli
@@ -52,8 +53,15 @@ def program(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
+def prepared(source: str, patterns: tuple[str, ...], record: bool) -> Prepared:
+    return prepare(source, patterns, planned=True, record=record)
+
+
+@functools.cache
 def split_once(source: str, patterns: tuple[str, ...], wanted: tuple[tuple[str, Any], ...]) -> SplitRun:
-    return plan.split_run(source, patterns, **dict(wanted))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "prepare", lambda source, chosen, planned, record: prepared(source, tuple(chosen), record))
+        return plan.split_run(source, patterns, **dict(wanted))
 
 
 def split_run(source: str, patterns: Sequence[str] = (), **wanted: Any) -> SplitRun:

@@ -84,17 +84,37 @@ def _tokens(counts: Counts) -> Counts:
 
 
 def _decoded(tokens: Counts, probabilities: npt.NDArray[np.float64], generator: np.random.Generator) -> Counts:
-    """Draw steps until each request has its tokens [N, k + 1]. Many are drawn at once where they cannot be too many."""
+    """Draw steps until each request has its tokens [N, k + 1]: most of them as sums, where they cannot be too many, and
+    the others one by one."""
     n, width = probabilities.shape
     out = np.zeros((n, width), int)
     left = tokens.copy()
-    active = np.flatnonzero(left > 0)
-    while len(active):
+    for _ in range(_SUMS):
+        active = np.flatnonzero(left > 0)
         drawn = generator.multinomial(np.maximum(1, left[active] // width), probabilities[active])
         out[active] += drawn
         left[active] -= _tokens(drawn)
-        active = active[left[active] > 0]
+    up_to = probabilities.cumsum(axis=1)
+    mean = _tokens(probabilities)
+    while len(active := np.flatnonzero(left > 0)):
+        drawn = _one_by_one(left[active], up_to[active], mean[active], generator)
+        out[active] += drawn
+        left[active] -= _tokens(drawn)
     return out
+
+
+_SUMS = 2
+"""Draws of sums; with more of them, or fewer, it takes longer."""
+
+
+def _one_by_one(left: Counts, up_to: npt.NDArray[np.float64], mean: Counts, generator: np.random.Generator) -> Counts:
+    """Draw about as many steps as give each request the tokens that it lacks, and return those that it needs."""
+    luck = generator.random((len(left), int((left / mean).max() * 1.1) + 8))
+    made = np.ones(luck.shape, np.int32)
+    for outcome in range(up_to.shape[1] - 1):
+        made += luck > up_to[:, outcome : outcome + 1]
+    needed = made.cumsum(axis=1) - made < left[:, None]
+    return np.stack([(needed & (made == k)).sum(axis=1) for k in range(1, up_to.shape[1] + 1)], axis=1)
 
 
 def _with_copies(outcomes: Outcomes, scene: Scene, generator: np.random.Generator) -> Outcomes:
