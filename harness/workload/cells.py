@@ -88,9 +88,9 @@ class CellWork:
         return len(self.items) + sum(s.requests for s in self.played)
 
     @cached_property
-    def load(self) -> Load:
-        """How long its requests take."""
-        return _load([*([1.0] * len(asked.items) for asked in self.rounds), *_waves(self.played)])
+    def waves(self) -> Waves:
+        """How long its requests take; asked again and again while cells are packed."""
+        return _added_up([*([1.0] * len(asked.items) for asked in self.rounds), *_waves_of(self.played)])
 
     @cached_property
     def ageing_s(self) -> float:
@@ -232,17 +232,17 @@ def starts_expected_s(plan: Plan) -> float:
 def group_expected_s(group: EngineGroup, works: Sequence[CellWork]) -> float:
     """Return the rough wall time of one group of engines in seconds."""
     mine = [w for w in works if w.cell in group.cells]
-    asked = sum(w.load.seconds(w.cell.topology, group.expected) for w in mine)
+    asked = sum(w.waves.seconds(w.cell.topology, group.expected) for w in mine)
     return start_expected_s(group) + asked + sum(w.ageing_s for w in mine)
 
 
 def scripts_expected_s(scripts: Iterable[Script], topology: TopologyName, expected: Expected) -> float:
     """Return the rough time of scripts in seconds."""
-    return _load(_waves(scripts)).seconds(topology, expected)
+    return _added_up(_waves_of(scripts)).seconds(topology, expected)
 
 
-class Load(NamedTuple):
-    """How long requests take, counted in requests that have the engines to themselves."""
+class Waves(NamedTuple):
+    """How long waves of requests take, counted in requests that have the engines to themselves."""
 
     longest: float
     """The longest requests of all waves."""
@@ -253,13 +253,13 @@ class Load(NamedTuple):
         return expected.request_s(topology) * (self.longest + expected.beside_share * self.beside)
 
 
-def _load(waves: Iterable[Sequence[float]]) -> Load:
-    """Add up waves of requests that are under way together, each given by the parts of a request's time."""
+def _added_up(waves: Iterable[Sequence[float]]) -> Waves:
+    """Add up waves of requests that are under way together, of each of which the part of a request's time is given."""
     known = [(max(shares), len(shares)) for shares in waves if shares]
-    return Load(sum(longest for longest, _ in known), sum(longest * (count - 1) for longest, count in known))
+    return Waves(sum(longest for longest, _ in known), sum(longest * (count - 1) for longest, count in known))
 
 
-def _waves(scripts: Iterable[Script]) -> Iterator[list[float]]:
+def _waves_of(scripts: Iterable[Script]) -> Iterator[list[float]]:
     for stage in (stage for script in scripts for stage in script.stages):
         yield [_share(send) for send in stage.sends if not send.after]
         yield [_share(send) for send in stage.sends if send.after]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from harness.commands.export.case import Case, write_case
 from harness.commands.export.finding import case_from
 from harness.commands.repro import Goal, from_names
+from harness.supervision.ports import free_ports
 from tests.support import fake_engine
 from tests.support.engines import ENVIRONMENT
 
@@ -38,9 +38,8 @@ def rewritten(file: Path, engines: dict[str, dict], program: str = FAKE) -> Path
     """Put fake servers, by role, into the place of vLLM's; they count at once."""
     text, commands = file.read_text(), ""
     for role, said in engines.items():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # A port that the kernel gives, and gets back, may be another connection's before the server binds it.
+        (port,) = free_ports(1)
         models = f"{file.stem}-models/target {file.stem}-models/tokenizer"
         words = f"{sys.executable} {program} {role} --port {port} {shlex.quote(json.dumps(said))} {models}"
         commands += f'    "{role}": r"""\n{words}""",\n'
