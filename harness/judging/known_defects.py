@@ -17,6 +17,7 @@ from harness.history.folder import History
 from harness.history.records import Form, Leg, Observation, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
+from harness.observed.cell import ObservedCell
 from harness.profiles.cells import CellName
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
 from harness.util.text import counted
@@ -95,11 +96,11 @@ def _fits(defect: KnownDefect, finding: Finding, history: History) -> bool:
 def _shows(defect: KnownDefect, finding: Finding, history: History) -> bool:
     """Return whether the answer that a finding is about looks as the defect makes it."""
     o = _answer(history, finding.cell, finding)
-    if not _sent_as(defect, o):
+    name = CellName.of(finding.cell)
+    if not _sent_as(defect, o) or (defect.beside_full_context and not _beside_full_context(history, name, o)):
         return False
     if o is None or o.final is None:
         return True
-    name = CellName.of(finding.cell)
     twin = _answer(history, name.single if name.topology == "pd" else name.beside("pd").id, finding)
     other = twin.final if twin is not None else None
     sides = [(o.final, name.topology == "single")]
@@ -116,6 +117,19 @@ def _sent_as(defect: KnownDefect, o: Observation | None) -> bool:
     by_mistake = o is not None and any(mistake in defect.mistakes for mistake in o.mistakes)
     with_parameter = o is not None and o.feature in defect.parameters
     return (by_mistake or not defect.mistakes) and (with_parameter or not defect.parameters)
+
+
+def _beside_full_context(history: History, name: CellName, o: Observation | None) -> bool:
+    """Return whether an answer, or the single engine's that it is compared with, was under way together with a request
+    that came to the end of its context."""
+    if o is None:
+        return False
+    compared = history.first_answers(name.single).get((o.sent_ids, o.adapter))
+    return any(
+        (record := history.cell(one.cell)) is not None and ObservedCell(history, record).beside_full_context(one)
+        for one in (o, compared)
+        if one is not None
+    )
 
 
 _BESIDE_SINGLE = "tokens-single"

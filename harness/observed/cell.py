@@ -199,6 +199,19 @@ class ObservedCell:
             len(o.sent_ids) + len(leg.output_ids or ()) >= self.settings.context_tokens
         )
 
+    def beside_full_context(self, o: Observation) -> bool:
+        """Return whether another request was under way with this one that came so near the end of its context that it
+        had no room for drafts."""
+        if self.settings.context_tokens is None or o.concurrent == 1:
+            return False
+        # The drafts that a step verifies count, and those that it makes.
+        near = self.settings.context_tokens - 2 * self.record.draft_tokens
+        return any(
+            len(other.sent_ids) + len(other.output) >= near
+            for other in self.history.in_order(self.id)
+            if other.sequence != o.sequence and other.started_at < o.ended_at and o.started_at < other.ended_at
+        )
+
     def block_size(self, role: str) -> int:
         """Return how many tokens a KV block of an engine has: P's may be of another size than D's."""
         return self._block_size_of_p if role == "prefill" and self.handed_off else self.record.block_size

@@ -85,6 +85,9 @@ class KnownDefect(Strict):
     """If not 0, it covers only KV that differs among so many tokens at the end of a prompt."""
     answers_alone: bool = False
     """Whether it covers only KV of answers, none of a prompt."""
+    beside_full_context: bool = False
+    """Whether it covers only answers, or those that they are compared with, that were under way together with a request
+    that came to the end of its context."""
     improbable: bool = False
     """Whether it covers only answers that go wrong in a verify step, with a token that their engine rules out: it was
     drawn from another distribution than the request asked for."""

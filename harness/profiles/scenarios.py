@@ -650,7 +650,9 @@ class TraceRequest(Strict):
     to: Literal["cell", "prefill", "local"] = "cell"
     """Through the cell's topology, to P alone, or to the answering engine alone."""
     delay_s: float = Field(default=0, ge=0, le=60)
-    """Seconds after the beginning of its stage."""
+    """Seconds after the beginning of its stage, or after the request that it waits for."""
+    after: int | None = Field(default=None, ge=0)
+    """Number of an earlier request of its stage, from 0, that has to be over before it is sent."""
     max_tokens: int | None = Field(default=None, ge=2)
     abandon: Abandon | None = None
     feature: Feature | Parameter | None = None
@@ -703,6 +705,17 @@ class Trace(_Scenario):
     held: bool | Literal["answering"] = False
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
     it begins them in the order of their delays; or, with ``answering``, D, whose blocks they take together."""
+
+    @model_validator(mode="after")
+    def _waits_for_answers(self) -> Self:
+        for number, stage in enumerate(self.stages):
+            for at, request in enumerate(stage):
+                if request.after is not None and request.after >= at:
+                    raise ValueError(
+                        f"request {at} of stage {number}: expected after to be the number of an earlier request of its "
+                        f"stage, from 0, found {request.after}"
+                    )
+        return self
 
     @property
     def requests(self) -> tuple[TraceRequest, ...]:

@@ -124,11 +124,12 @@ def _unanswered_reference(config: Trace, profile: Profile) -> str | None:
 def _of_trace(config: Trace, place: tuple[int, int], request: TraceRequest, prompts: Mapping[str, Prompt]) -> Send:
     part = part_of(place)
     prompt, group = prompts[request.prompt], f"cache {request.cache}" if request.cache else part
+    after = () if request.after is None else (part_of((place[0], request.after)),)
     if request.feature is not None:
         asked = send_with(request.feature, prompt, config.max_tokens, part, group)
         route = asked.route if request.to == "cell" else request.to
         api = request.api if request.api != "completion" else asked.api
-        return asked._replace(route=route, after_s=request.delay_s, api=api)
+        return asked._replace(route=route, after_s=request.delay_s, after=after, api=api)
     send = Send(
         prompt,
         part,
@@ -136,6 +137,7 @@ def _of_trace(config: Trace, place: tuple[int, int], request: TraceRequest, prom
         request.to,
         max_tokens=request.max_tokens or config.max_tokens,
         after_s=request.delay_s,
+        after=after,
         abandon=request.abandon,
         api=request.api,
     )

@@ -245,6 +245,37 @@ def test_entry_for_kv_of_answers_covers_none_of_a_prompt(tmp_path, tokens, cover
     assert defect.model_copy(update={"answers_alone": False}).covers_place(found)
 
 
+@pytest.mark.parametrize(
+    ("who", "late_s", "room", "covered"),
+    [
+        ("pd-none", 0.0, 0, True),
+        # The answer that it is compared with has the damage.
+        ("single-none", 0.0, 0, True),
+        # The other one ended before it began, or ended before its context did.
+        ("pd-none", 60.0, 0, False),
+        ("pd-none", 0.0, 1, False),
+        (None, 0.0, 0, False),
+    ],
+)
+def test_entry_for_neighbours_of_a_full_context_covers_no_others(tmp_path, who, late_s, room, covered):
+    h, most = made(), 65 + len(observation("pd-none", 65).output)
+    began = {40: late_s, 65: 0.0}
+
+    def together(o):
+        size = len(o.sent_ids)
+        if o.cell != who or size not in began:
+            return o
+        legs = tuple(leg.model_copy(update={"seconds": 1.0}) for leg in o.legs)
+        at = {"started_at": 1000.0 + began[size], "concurrent": 2, "legs": legs, "sequence": size}
+        return o.model_copy(update=at)
+
+    h = with_answers(h, [together(o) for o in h.observations])
+    h = with_profile(h, engine={"max_model_len": most + room})
+    judgement = judged(h, known(tmp_path, {**ENTRY, "beside_full_context": True}))
+    wrong = {f.known for f in judgement.findings if f.check.startswith("tokens-")}
+    assert wrong == {"wrong-tokens" if covered else None}
+
+
 def test_misspelt_list_is_refused(tmp_path):
     with pytest.raises(DataError, match="expected failures"):
         load_known(tmp_path / "typo.yaml")

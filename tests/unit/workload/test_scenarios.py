@@ -930,6 +930,17 @@ def test_a_trace_sends_its_requests_as_written():
     assert [s.part for s in (first, second, third)] == ["r0-0", "r1-0", "r1-1"]
 
 
+def test_a_request_of_a_trace_waits_for_an_earlier_one_of_its_stage():
+    waiting = {"prompt": "copy-030-03", "after": 0}
+    changed = {**waiting, "feature": "stop-token"}
+    trace = Trace.model_validate({**TRACE, "stages": [[{"prompt": "copy-096-19"}, waiting, changed]]})
+    ((stage,),) = (script.stages for script in scripts(trace, KNOWN, "pd"))
+    assert [send.after for send in stage.sends] == [(), ("r0-0",), ("r0-0",)]
+    for stages in ([[waiting]], [[{"prompt": "copy-096-19"}, {**waiting, "after": 1}]]):
+        with pytest.raises(ValidationError, match="to be the number of an earlier request of its stage"):
+            Trace.model_validate({**TRACE, "stages": stages})
+
+
 REFILL = {"id": "refill", "kind": "refill", "prompts": ["p96"], "fill": ["p65"]}
 
 
