@@ -37,7 +37,7 @@ MUTANT = Recipe(
             f"| {ID} | every request keeps a block | class of #46283 | engine | KV blocks are not freed |\n",
             before="\nN31 is what P did before the fix",
         ),
-        Raised("README.md", "how many there are", ("mutants",), r"puts (\d+) bugs back"),
+        Raised("README.md", "how many there are", ("mutants",), r"injects (\d+) faults"),
     ),
     tests=("tests/unit/mutants",),
     most_files=4,

@@ -265,7 +265,7 @@ def test_the_page_tells_of_every_mutant():
 
 
 def test_the_readme_says_how_many_mutants_there_are():
-    (said,) = re.findall(r"puts (\d+) bugs back", (REPOSITORY / "README.md").read_text())
+    (said,) = re.findall(r"injects (\d+) faults", (REPOSITORY / "README.md").read_text())
     assert int(said) == len(MUTANTS), f"README.md: expected {len(MUTANTS)} bugs (mutants), found {said}"
 
 
