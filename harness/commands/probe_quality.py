@@ -16,8 +16,8 @@ from harness.util.files import write_json
 
 
 def measure(history: History) -> dict[str, Any]:
-    """Return exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells, or one
-    without answers to measure."""
+    """Return exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells, or
+    one without answers to measure."""
     cells = singles(history)
     if not cells:
         raise UsageError(f"{history.folder}: expected single cells to measure the probes on, found none")
