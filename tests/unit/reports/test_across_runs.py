@@ -60,13 +60,31 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert pairs["pd-eagle3"].positions[0].effect < 0 and pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
     # Three prompts are too few for a difference to count, which is not "no change".
-    assert "no significant change of acceptance" in found.sentence
+    assert "too few common prompts to tell whether acceptance changed by 5 points (pd-eagle3: 3)" in found.sentence
+    assert all(-1 <= d.low <= d.high <= 1 for c in found.cells for d in c.positions)
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
     assert "1 prompt with different tokens" in found.sentence
     html = render_comparison(found)
     Page(html).require_inert()
     assert "0.33.0" in html
     assert "2 of 3" in printed(print_comparison, found)
+
+
+def test_that_nothing_changed_is_said_only_where_it_would_have_shown(tmp_path):
+    def answered(folder, rejects: int):
+        """Of 90 prompts, so many have one draft less."""
+        less = speculation((2, 3, 3, 3))
+        observations = [observation("pd-eagle3", 20 + n, accepted=(3, 3, 3, 3), sequence=n) for n in range(90)]
+        made = [change_final(o, speculation=less) if o.sequence < rejects else o for o in observations]
+        return written_run(folder, history(made), run_id=folder.name)
+
+    a, b = answered(tmp_path / "a", 0), answered(tmp_path / "b", 1)
+    assert "; no significant change of acceptance; " in compare_runs(a, b).sentence
+    cells = compare_runs(a, b).cells
+    (few,) = compare_runs(RUNS / "M1", RUNS / "M4", References(baselines=BASELINES)).cells[:1]
+    assert not cells[0].could_hide(0.05) and few.could_hide(0.05)
+    assert "; elsewhere no significant change; " in compare_runs(a, b)._replace(cells=(*cells, few)).sentence
+    assert few.positions[0].low == -1
 
 
 def test_settings_are_shown_without_the_brackets_of_python():
