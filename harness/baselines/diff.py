@@ -44,7 +44,8 @@ def describe_change(old: Baseline | None, rows: Sequence[BaselineRow], identity:
     steps = [p for p in both if before[p].accepted != after[p].accepted]
     if steps:
         out.append(f"accepted drafts of {len(steps)} of {len(both)} prompts: {_names(steps)}")
-        out += list(_acceptance([before[p] for p in both], [after[p] for p in both], identity.draft_tokens))
+        k = min(old.header.identity.draft_tokens, identity.draft_tokens)
+        out += list(_acceptance([before[p] for p in both], [after[p] for p in both], k))
     out += _logprobs([(before[p], after[p]) for p in both])
     again = sum(before[p].again != after[p].again for p in both)
     out += [f"A/A differences were measured again for {again} of {len(both)} prompts"] if again else []
@@ -61,16 +62,19 @@ def _logprobs(rows: Sequence[tuple[BaselineRow, BaselineRow]]) -> Iterator[str]:
 
 
 def _acceptance(old: Sequence[BaselineRow], new: Sequence[BaselineRow], k: int) -> Iterator[str]:
+    """Yield what changed at the ``k`` positions that both engines draft; nothing where one of them does not draft."""
     if not k:
         return
     arms = count_arms(
         [[(c.accepted_at, c.trials) for r in rows if (c := r.counts(k))] for rows in (old, new)], k, "position "
     )
     for d in differences(arms):
-        yield (
-            f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({100 * d.effect:+.2f} points, 99 % interval "
-            f"{100 * d.low:+.2f} to {100 * d.high:+.2f})"
-        )
+        if not d.units:
+            yield f"{d.column}: no prompt has drafts there in both"
+            continue
+        # A single prompt has no interval.
+        interval = f", 99 % interval {100 * d.low:+.2f} to {100 * d.high:+.2f}" if d.units > 1 else ""
+        yield f"{d.column}: {d.rates[0]:.4f} → {d.rates[1]:.4f} ({100 * d.effect:+.2f} points{interval})"
     lengths = [pool_counts([r.counts(k) for r in rows], k).length_pooled or 0.0 for rows in (old, new)]
     yield f"acceptance length (pooled): {lengths[0]:.4f} → {lengths[1]:.4f}"
 

@@ -155,6 +155,7 @@ def trend(found: Trend) -> dict[str, Any]:
                 "folder": str(r.folder),
                 "verdict": r.verdict.value,
                 "vllm": r.vllm,
+                "hardware": r.hardware,
                 "cells": {cell: verdict.value for cell, verdict in r.cells.items()},
             }
             for r in found.runs
@@ -181,13 +182,13 @@ def trend(found: Trend) -> dict[str, Any]:
             for d in found.drifts
         ],
         "wrong_answers": [
-            {"vllm": w.vllm, "what": w.what, "runs": w.runs, "wrong": w.wrong, "checked": w.checked}
+            {**w.engines._asdict(), "what": w.what, "runs": w.runs, "wrong": w.wrong, "checked": w.checked}
             for w in found.wrong_answers
         ],
         "suspects": [{"test": what, "runs": count} for what, count in found.suspects],
         "intermittent": [
             {
-                "vllm": i.vllm,
+                **i.engines._asdict(),
                 "runs": i.runs,
                 "found": i.found,
                 "chance_in_a_right_run": i.chance,

@@ -153,15 +153,20 @@ class Change(NamedTuple):
 
 
 def compare(old: Path, new: Path) -> list[Change]:
-    """Return the changes between two baselines (``.json`` files) or two folders of them."""
+    """Return the changes between two baselines (``.json`` files) or two folders of them. Raises UsageError for other
+    paths, and for a folder without baselines."""
+    for path in (old, new):
+        if not path.exists():
+            raise UsageError(f"there is no baseline, and no folder of them, at {path}; correct the path")
     if old.is_dir() != new.is_dir():
         raise UsageError("one is a file and the other a folder; give two baseline files, or two folders of them")
     if not old.is_dir():
         lines = diff(_load(old), _load(new))
         return [Change(new.name, tuple(lines))] if lines else []
     before, after = ({p.name: p for p in stored(folder)} for folder in (old, new))
-    if not before and not after:
-        raise UsageError(f"there are no baselines in {old} and {new}; correct the paths")
+    for folder, found in ((old, before), (new, after)):
+        if not found:
+            raise UsageError(f"there are no baselines in {folder}; correct the path")
     out = [Change(name, ("only in the old folder",)) for name in before if name not in after]
     out += [Change(name, ("only in the new folder",)) for name in after if name not in before]
     for name in sorted(set(before) & set(after)):
@@ -171,8 +176,9 @@ def compare(old: Path, new: Path) -> list[Change]:
 
 
 def _load(path: Path) -> Baseline:
-    if not path.is_file():
-        raise UsageError(f"there is no baseline, and no folder of them, at {path}; correct the path")
+    # Either of the two files of a baseline may be named.
+    if path.suffix not in (".json", ".csv"):
+        raise UsageError(f"{path}: expected the .json file of a baseline, found one of another kind; correct the path")
     return load_baseline(path.with_suffix(".json"))
 
 

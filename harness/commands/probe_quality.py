@@ -16,7 +16,8 @@ from harness.util.files import write_json
 
 
 def measure(history: History) -> dict[str, Any]:
-    """Return exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells."""
+    """Return exactness, top-2 gaps and acceptance per method. Raises UsageError when the run has no single cells, or
+    one without answers to measure."""
     cells = singles(history)
     if not cells:
         raise UsageError(f"{history.folder}: expected single cells to measure the probes on, found none")
@@ -34,6 +35,11 @@ def _method(history: History, cell: str, k: int) -> dict[str, Any]:
     sent = {p: list(o.sent_ids) for p, o in history.of(cell).items()}
     right = [p for p, leg in legs.items() if list(leg.output_ids or ()) == probe_task.expected_output(sent[p])]
     gaps = np.array([g for leg in legs.values() for g in leg.top_gaps or () if g is not None])
+    if not len(gaps):
+        raise UsageError(
+            f"{history.folder}: expected answers to the cold prompts of {cell}, with log-probs, found none; name a run "
+            "that asked them, such as that of `harness run --cell 'single-*'`"
+        )
     out: dict[str, Any] = {
         "prompts": len(sent),
         "exactly_right": len(right),

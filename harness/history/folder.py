@@ -322,14 +322,9 @@ def load_history(folder: Path, in_memory: int | None = None, unread: bool = Fals
     if not isinstance(run.asked_for.setting("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     wrong = list(contradictions(run))
-    if version == SCHEMA and RESET_PREFIX_CACHE not in run.lacking and run.kind == "run":
-        wrong += [
-            f"{c.cell}: it is not recorded when the KV pools were empty"
-            for c in run.cells
-            if c.emptied_s == {} and c.state == "complete"
-        ]
+    # A merged run has the cells of its parts as they are, those of earlier versions among them.
     if version == SCHEMA and run.merged is None:
-        wrong += [f"{c.cell}: expected its plan, found only counts" for c in run.cells if c.plan == COUNTED]
+        wrong += _lost(run)
     if wrong:
         raise DataError("\n  ".join([f"{run_file} contradicts itself, so it is not judged:", *wrong]))
     order = [c.cell for c in run.cells]
@@ -345,6 +340,14 @@ def load_history(folder: Path, in_memory: int | None = None, unread: bool = Fals
     _require_each_exchange_once(folder, recorded)
     observations = tuple(kept) if kept is not None else recorded
     return History(folder=folder, run=run, observations=observations, sha256=sha256, torn=recorded.torn)
+
+
+def _lost(run: RunRecord) -> Iterator[str]:
+    """Yield what a record of this version has and this one lacks."""
+    if RESET_PREFIX_CACHE not in run.lacking and run.kind == "run":
+        untold = (c.cell for c in run.cells if c.emptied_s == {} and c.state == "complete")
+        yield from (f"{cell}: it is not recorded when the KV pools were empty" for cell in untold)
+    yield from (f"{c.cell}: expected its plan, found only counts" for c in run.cells if c.plan == COUNTED)
 
 
 def _require_each_exchange_once(folder: Path, recorded: RecordedCells) -> None:

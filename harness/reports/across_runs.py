@@ -115,14 +115,14 @@ def print_trend(trend: Trend, console: Console) -> None:
         )
     for answers in trend.wrong_answers:
         style = STYLE[Verdict.REGRESSION] if answers.wrong else ""
-        console.print(Text(f"vLLM {answers.vllm}, {answers.what}: {answers.sentence}", style=style), highlight=False)
+        console.print(Text(f"{answers.engines}, {answers.what}: {answers.sentence}", style=style), highlight=False)
     for what, count in trend.suspects:
         console.print(
             Text(f"{what}: SUSPECT in {count} runs, which chance alone does not repeat", style=STYLE[Verdict.SUSPECT])
         )
     for row in trend.intermittent:
         style = STYLE[Verdict.REGRESSION if row.certain else Verdict.SUSPECT]
-        console.print(Text(f"vLLM {row.vllm}: {row.sentence}", style=style), highlight=False)
+        console.print(Text(f"{row.engines}: {row.sentence}", style=style), highlight=False)
     for line in trend.left_out[:6]:
         console.print(f"left out: {escape(line[:300])}", highlight=False)
     console.print(trend.sentence, highlight=False)

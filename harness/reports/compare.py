@@ -37,6 +37,17 @@ class CellPair(NamedTuple):
     """Acceptance at each draft position, second run minus first, paired by prompt."""
 
     @property
+    def moved(self) -> list[str]:
+        """Positions at which acceptance changed significantly."""
+        return [d.column.rpartition("@")[2] for d in self.positions if d.excludes_zero]
+
+    def could_hide(self, share: float) -> bool:
+        """Return whether acceptance did not change significantly, though a change of ``share`` may be there: the
+        prompts are too few to tell."""
+        # Of one prompt there is no interval.
+        return not self.moved and not all(-share < d.low <= d.high < share for d in self.positions)
+
+    @property
     def same_tokens(self) -> str:
         """How many of the common prompts gave the same tokens."""
         return f"{self.equal} of {self.common}" if self.common else "not compared"
@@ -61,11 +72,24 @@ class Comparison(NamedTuple):
         return "the same tokens" if any(c.common for c in self.cells) else "no tokens to compare"
 
     @property
+    def must_detect_points(self) -> float:
+        """The change of acceptance that the runs were to see, in percentage points; of both profiles the larger."""
+        return max(r.history.run.asked_for.judging.must_detect_points for r in self.runs)
+
+    @property
     def _no_change(self) -> str:
-        found = [d.effect for c in self.cells for d in c.positions]
-        if not found:
+        compared = [c for c in self.cells if c.positions]
+        if not compared:
             return "no acceptance to compare"
-        return "no significant change of acceptance" if any(found) else "the same acceptance"
+        if not any(d.effect for c in compared for d in c.positions):
+            return "the same acceptance"
+        coarse = [c for c in compared if c.could_hide(self.must_detect_points / 100)]
+        if not coarse:
+            return "no significant change of acceptance"
+        few = ", ".join(f"{c.cell}: {max(d.units for d in c.positions)}" for c in coarse[:6])
+        told = f"whether acceptance changed by {self.must_detect_points:g} points"
+        rest = "" if len(coarse) == len(compared) else "; elsewhere no significant change"
+        return f"too few common prompts to tell {told} ({few}){rest}"
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -76,7 +100,7 @@ class Comparison(NamedTuple):
     def sentence(self) -> str:
         changed = [c for c in self.cells if c.verdicts[0] != c.verdicts[1]]
         tokens = sum(c.common - c.equal for c in self.cells)
-        moved = [f"{c.cell}@{d.column.rpartition('@')[2]}" for c in self.cells for d in c.positions if d.excludes_zero]
+        moved = [f"{c.cell}@{position}" for c in self.cells for position in c.moved]
         if len({r.history.sha256 or id(r.history) for r in self.runs}) == 1:
             return "Both are the same record, so that nothing can differ"
         parts = [

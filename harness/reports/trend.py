@@ -1,7 +1,7 @@
 """Verdicts, wrong answers and acceptance over many runs, and drifts that are too small to show in a single one.
 
-Wrong answers are added up over all runs of a vLLM version: a defect of few requests shows in many runs, although each
-of them can miss it.
+Wrong answers are added up over all runs of a vLLM version on one kind of hardware: a defect of few requests shows in
+many runs, although each of them can miss it. What a merged run has of its parts counts once.
 
 For acceptance, each run is paired with the first one, prompt by prompt, and compared with the mean of all runs before
 it (recursive residuals, which cancel the first run's own noise: Hawkins, "Self-starting CUSUM charts", The Statistician
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from harness.errors import HarnessError, UsageError
 from harness.history.acceptance import RequestCounts, pool_counts
 from harness.history.folder import History, load_history
 from harness.history.layout import CELLS, RUN, SHRUNK
+from harness.history.records import RunRecord
 from harness.history.run_kind import require_plain
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import GATES
@@ -37,7 +38,19 @@ from harness.observed.recorded_cell import recorded_cells
 from harness.profiles.cells import CellName
 from harness.reports.compare import paired_by_prompt
 from harness.reports.judge_run import judged
-from harness.reports.trend_model import Answers, Drift, Intermittent, Point, Trend, TrendRun, WrongAlone, WrongAnswers
+from harness.reports.trend_model import (
+    Answers,
+    Drift,
+    Engines,
+    Intermittent,
+    Point,
+    Recording,
+    Trend,
+    TrendRun,
+    WrongAlone,
+    WrongAnswers,
+)
+from harness.scheduling.gpus import gpu_name
 from harness.stats.sequential import e_value
 from harness.util.files import sha256_json
 
@@ -77,6 +90,8 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
             runs.append(_run(history, judged(history, references), lookups_for(history, references)))
         except HarnessError as error:
             left_out.append(f"{path.name}: {error}")
+    runs, again = _each_recording_once(runs)
+    left_out = sorted([*left_out, *again])
     if len(runs) < 2:
         raise UsageError(
             f"{folder}: expected at least two recorded runs, found {len(runs)}"
@@ -84,6 +99,24 @@ def load_trend(folder: Path, between: int = 365, references: References = PROFIL
         )
     runs.sort(key=lambda n: n.started)
     return trend_of(runs, between, left_out)
+
+
+def _each_recording_once(runs: Sequence[TrendRun]) -> tuple[list[TrendRun], list[str]]:
+    """Return the runs without those that another one has a part in common with, and a sentence for each left out: of
+    such runs the one with most parts counts."""
+    counted: dict[Recording, TrendRun] = {}
+    kept: list[TrendRun] = []
+    left_out: list[str] = []
+    for run in sorted(runs, key=lambda n: -len(n.parts)):
+        mine = run.parts or (run.recording,)
+        whole = next((counted[r] for r in mine if r in counted), None)
+        if whole is not None and whole.parts:
+            what = f"it has a part of {whole.folder.name}" if run.parts else f"a part of {whole.folder.name}"
+            left_out.append(f"{run.folder.name}: {what}, which counts once")
+            continue
+        kept.append(run)
+        counted |= dict.fromkeys(mine, run)
+    return kept, left_out
 
 
 def _run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]) -> TrendRun:
@@ -101,7 +134,13 @@ def _run(history: History, judgement: Judgement, baselines: Mapping[str, Lookup]
         {v.id: _level(history, v.lineup, baselines.get(v.lineup)) for v in views},
         tuple(f"{c.cell} {r.check}" for c in judgement.cells for r in c.results if r.verdict is Verdict.SUSPECT),
         _wrong_alone(history, judgement),
+        _hardware(history.run),
+        tuple(Recording(p.run_id, p.started) for p in history.run.merged.parts) if history.run.merged else (),
     )
+
+
+def _hardware(run: RunRecord) -> str:
+    return gpu_name(run.hardware.get("gpus") or ()) if run.asked_for.engine.on_gpu else "CPU"
 
 
 def _wrong_alone(history: History, judgement: Judgement) -> WrongAlone | None:
@@ -175,19 +214,26 @@ def trend_of(runs: Sequence[TrendRun], between: int, left_out: Sequence[str] = (
 
 
 def _intermittent(runs: Sequence[TrendRun]) -> Iterator[Intermittent]:
-    """Yield the vLLM versions with runs that have an answer which is wrong by itself."""
-    for vllm in dict.fromkeys(n.vllm for n in runs):
-        alone = [n.alone for n in runs if n.vllm == vllm and n.alone is not None]
+    """Yield the engines with runs that have an answer which is wrong by itself."""
+    for engines, mine in _by_engines(runs):
+        alone = [n.alone for n in mine if n.alone is not None]
         found = sum(a.found for a in alone)
         if found:
             chance = max(a.chance for a in alone)
-            yield Intermittent(vllm, found, len(alone), chance, e_value(found, len(alone), chance))
+            yield Intermittent(engines, found, len(alone), chance, e_value(found, len(alone), chance))
+
+
+def _by_engines(runs: Iterable[TrendRun]) -> Iterable[tuple[Engines, list[TrendRun]]]:
+    found: dict[Engines, list[TrendRun]] = {}
+    for run in runs:
+        found.setdefault(run.engines, []).append(run)
+    return found.items()
 
 
 def _wrong_answers(runs: Sequence[TrendRun]) -> Iterator[WrongAnswers]:
-    """Yield the sums of each vLLM version: P/D cells, single cells, and every cell that had a wrong answer."""
-    for vllm in dict.fromkeys(n.vllm for n in runs):
-        mine = [n.answers for n in runs if n.vllm == vllm]
+    """Yield the sums of each kind of engines: P/D cells, single cells, and every cell that had a wrong answer."""
+    for engines, of in _by_engines(runs):
+        mine = [n.answers for n in of]
         cells = list(dict.fromkeys(c for answers in mine for c in answers))
         topologies = {c: CellName.of(c).topology for c in cells}
         groups = {
@@ -200,7 +246,7 @@ def _wrong_answers(runs: Sequence[TrendRun]) -> Iterator[WrongAnswers]:
             checked = sum(n.checked for night in nights for n in night)
             if checked:
                 wrong = sum(n.wrong for night in nights for n in night)
-                yield WrongAnswers(vllm, what, sum(bool(night) for night in nights), wrong, checked)
+                yield WrongAnswers(engines, what, sum(bool(night) for night in nights), wrong, checked)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from harness.history.acceptance import RequestCounts
 from harness.history.verdict import Verdict
 from harness.stats.binomial import exact_interval
-from harness.util.text import counted
+from harness.util.text import counted, percent_range
 
 
 class Answers(NamedTuple):
@@ -24,6 +24,24 @@ class WrongAlone(NamedTuple):
 
     found: bool
     chance: float
+
+
+class Engines(NamedTuple):
+    """What rates are added up over: wrong answers on one kind of hardware say nothing about another."""
+
+    vllm: str
+    hardware: str
+    """``CPU``, or the name of the GPU."""
+
+    def __str__(self) -> str:
+        return f"vLLM {self.vllm} on {self.hardware}"
+
+
+class Recording(NamedTuple):
+    """What identifies a recorded run, also as a part of a merged one."""
+
+    run_id: str
+    started: str
 
 
 class TrendRun(NamedTuple):
@@ -44,6 +62,18 @@ class TrendRun(NamedTuple):
     """Tests that failed once and were not confirmed, each as cell and check."""
     alone: WrongAlone | None = None
     """What the gates of single answers found; None where none judged."""
+    hardware: str = "CPU"
+    """As in ``Engines``."""
+    parts: tuple[Recording, ...] = ()
+    """Of a merged run."""
+
+    @property
+    def engines(self) -> Engines:
+        return Engines(self.vllm, self.hardware)
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.run_id, self.started)
 
 
 class Point(NamedTuple):
@@ -78,9 +108,9 @@ class Drift(NamedTuple):
 
 
 class WrongAnswers(NamedTuple):
-    """Wrong answers per answer checked, over all runs of a vLLM version."""
+    """Wrong answers per answer checked, over all runs of the same engines."""
 
-    vllm: str
+    engines: Engines
     what: str
     """A cell, or all P/D or single cells."""
     runs: int
@@ -94,18 +124,17 @@ class WrongAnswers(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        low, high = self.interval
         return (
-            f"{self.wrong:,} wrong of {self.checked:,} answers in {self.runs} runs ({100 * low:.2g} to "
-            f"{100 * high:.2g} % with 95 % confidence)"
+            f"{self.wrong:,} wrong of {counted(self.checked, 'answer')} in {counted(self.runs, 'run')} "
+            f"({percent_range(*self.interval)} with 95 % confidence)"
         )
 
 
 class Intermittent(NamedTuple):
-    """Runs of a vLLM version with an answer that is wrong by itself: a defect that does not come again when it is asked
-    again adds up over the nights."""
+    """Runs of the same engines with an answer that is wrong by itself: a defect that does not come again when it is
+    asked again adds up over the nights."""
 
-    vllm: str
+    engines: Engines
     found: int
     runs: int
     chance: float
@@ -144,7 +173,7 @@ class Trend(NamedTuple):
     suspects: tuple[tuple[str, int], ...] = ()
     """Tests that were SUSPECT in several runs, and in how many."""
     intermittent: tuple[Intermittent, ...] = ()
-    """vLLM versions with answers that are wrong by themselves."""
+    """Engines with answers that are wrong by themselves."""
 
     @property
     def sentence(self) -> str:

@@ -53,6 +53,7 @@ class Difference(NamedTuple):
     error: float
     """Standard error of the effect; 0 when the arms are equal unit by unit, nan with fewer than two units."""
     low: float
+    """The interval is cut where no difference of two shares can lie, -1 to 1."""
     high: float
     units: int
     """Number of units with trials in both arms, from which the interval is computed."""
@@ -182,7 +183,10 @@ def _difference(
         return Difference(column, (rates[0], rates[1]), effect, nan, nan, nan, 1, mean)
     error = float(np.std(_residuals(hits, trials), ddof=1) / np.sqrt(n))
     reach = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
-    return Difference(column, (rates[0], rates[1]), effect, error, effect - reach, effect + reach, n, mean)
+    # Log-probs above zero, which a defect can make, are no shares: their difference stays within its own interval.
+    most = max(1.0, abs(effect))
+    low, high = max(-most, effect - reach), min(most, effect + reach)
+    return Difference(column, (rates[0], rates[1]), effect, error, low, high, n, mean)
 
 
 DRAWS_BEYOND = 20

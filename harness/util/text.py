@@ -22,6 +22,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def percent_range(low: float, high: float) -> str:
+    """Return an interval of a rate as people write it, ``2.8 to 60 %``, ``63 to 100 %``."""
+    return f"{_percent(low)} to {_percent(high)} %"
+
+
+def _percent(rate: float) -> str:
+    # Two digits would round 99.6 to 100, and write that with an exponent.
+    return f"{100 * rate:.2g}" if rate < 0.995 else f"{100 * rate:.4g}"
+
+
 def lasting(seconds: float) -> str:
     """Return a time as people say it: ``40 seconds``, ``4 minutes``, ``13.4 hours``."""
     if seconds < 90:

@@ -113,6 +113,13 @@ def test_a_folder_without_a_record_or_baselines_is_told(tmp_path: Path):
     assert code == 64 and "it has no schema_version, so it is no record of a run" in " ".join(output.split())
 
 
+@pytest.mark.parametrize(("name", "cell"), [("pass", "single-dflash"), ("known", "single-none")])
+def test_a_run_without_cold_answers_measures_no_probe(tmp_path: Path, name, cell):
+    code, output = run("probe", "measure", str(RUNS / name), "--out", str(tmp_path / "quality.json"))
+    assert code == 64 and not list(tmp_path.iterdir())
+    assert f"expected answers to the cold prompts of {cell}, with log-probs, found none" in " ".join(output.split())
+
+
 def test_plan_starts_nothing_and_names_every_cell():
     code, output = run("plan")
     assert code == 0

@@ -16,7 +16,7 @@ from harness.baselines.lookup import Lookup
 from harness.commands.merge import MergeOptions, merge
 from harness.commands.merge.load import find_runs
 from harness.commands.missing_evidence import missing_evidence
-from harness.errors import DataError, HarnessError, InfrastructureError, UsageError
+from harness.errors import DataError, HarnessError, InfrastructureError, StorageError, UsageError
 from harness.history.folder import History, load_history, write_run
 from harness.history.layout import SECOND
 from harness.history.plan import plan_key
@@ -33,6 +33,7 @@ from harness.prompts.model import load_prompts
 from harness.reports.judge_run import write_reports
 from harness.reports.summary import summarise_run
 from harness.workload.outputs import Outputs
+from tests.golden.oracle import RUNS
 from tests.support.builders import (
     change_final,
     engine,
@@ -835,6 +836,28 @@ def test_part_says_what_trying_again_could_mend(tmp_path):
     folder = write(part(), tmp_path / "part")
     write(part(**failed(made, "pd-mtp")), folder / SECOND)
     assert missing_evidence(load_history(folder)) == ["second-stage: pd-mtp is failed: engine died"]
+
+
+@pytest.mark.parametrize("name", ["known", "M1", "plan-rows", "normal-tier"])
+def test_run_that_an_earlier_version_recorded_is_merged_as_it_is_judged(tmp_path, name):
+    """Those of schema 4 have no plans, those before schema 6 do not say when the KV pools were empty; one has a second
+    stage."""
+    merged = merge([RUNS / name], tmp_path / "merged", MergeOptions(armed=True, keep_going=True))
+    assert merged.answered == load_history(RUNS / name).answered
+    assert (load_stages(merged).second is None) is (name != "normal-tier")
+
+
+def test_merged_run_that_cannot_be_written_leaves_the_folder_to_another_try(tmp_path, folders, monkeypatch):
+    def full(*_: object) -> None:
+        raise StorageError("no space left")
+
+    out = tmp_path / "merged"
+    monkeypatch.setattr("harness.commands.merge.write.write_run", full)
+    with pytest.raises(StorageError, match="no space left"):
+        merge(folders, out)
+    assert list(out.iterdir()) == []
+    monkeypatch.undo()
+    assert merge(folders, out).run.run_id == "merged"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

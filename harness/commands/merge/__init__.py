@@ -12,7 +12,9 @@ any run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.commands.merge.assemble import assemble
@@ -31,7 +33,7 @@ def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None
 
     Raises UsageError when a part cannot be used, or does not match the others or the profile that was given, and
     InfrastructureError when no part is left or no part completed a cell; nothing has been written then. Raises
-    StorageError when the folder cannot be written.
+    StorageError when the folder cannot be written, and leaves it empty.
     """
     wanted = wanted or MergeOptions()
     _require_empty(out)
@@ -60,10 +62,25 @@ def merge(folders: Sequence[Path], out: Path, wanted: MergeOptions | None = None
         # Another merge may have written to it before we had the lock.
         _require_empty(out)
         notices = [f"a part was left out: {p}" for p in problems]
-        said = write_merged(out, parts, whole, run, expected, notices)
-        written = load_history(out)
+        with _removed_on_failure(out):
+            said = write_merged(out, parts, whole, run, expected, notices)
+            written = load_history(out)
         # With --expect, the profile is the user's own.
         return written.model_copy(update={"own": wanted.expect is not None, "notices": (*written.notices, *said)})
+
+
+@contextlib.contextmanager
+def _removed_on_failure(out: Path) -> Iterator[None]:
+    """Remove what was written to a folder that was empty if the rest cannot be, so that another try is not refused."""
+    try:
+        yield
+    except BaseException:
+        for path in out.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _require_empty(out: Path) -> None:

@@ -62,7 +62,8 @@ def _save_stage(
     order = {c.id: n for n, c in enumerate(all_cells(expected.profile))}
     cells = sorted(whole.cells.values(), key=lambda c: order.get(c.cell, len(order)))
     run = _record([h.run for h in having.values()], expected, folder.name, cells, whole, whole.plans)
-    return _save(folder, run, whole)
+    merged = Merged(parts=tuple(_part(Loaded(h), i, whole.chosen) for i, h in enumerate(having.values())))
+    return _save(folder, run.model_copy(update={"merged": merged}), whole)
 
 
 def _record(

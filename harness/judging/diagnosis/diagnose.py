@@ -18,7 +18,7 @@ from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Findin
 from harness.judging.near_ties import near_tie_nats
 from harness.observed.drafts_end import drafts_end
 from harness.stats.binomial import exact_interval
-from harness.util.text import counted
+from harness.util.text import counted, percent_range
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
 _KV_CHECKS = ("kv-computed", "kv-handed-over", "kv-kept")
@@ -344,8 +344,7 @@ def comes_and_goes(compared: Sequence[Observation], findings: Sequence[Finding])
     failed = {(f.part or f.prompt_id, f.form) for f in findings if f.prompt_id and f.check != "text-form"}
     asked = {(o.key, o.form) for o in compared} | failed
     both = sorted(str(key) for key, form in failed if any(k == key and (k, f) not in failed for k, f in asked))
-    low, high = exact_interval(len(failed), len(asked))
-    bounds = f"{100 * low:.2g} to {100 * high:.2g} % with 95 % confidence"
+    bounds = f"{percent_range(*exact_interval(len(failed), len(asked)))} with 95 % confidence"
     rate = f"{len(failed)} of {len(asked)} requests, {bounds}"
     if both:
         return f"intermittent: {both[0]} fails once and passes once with the same tokens; {rate}"

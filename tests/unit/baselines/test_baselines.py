@@ -18,6 +18,7 @@ from harness.baselines.lookup import Limits, differing, free_place, look_up, min
 from harness.baselines.model import Again, Baseline
 from harness.baselines.store import load_baseline, stored, with_rows, write_baseline
 from harness.cli.app import app
+from harness.commands.baseline import compare
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
 from harness.history.identity import identity_in
@@ -509,6 +510,43 @@ def test_diff_says_it_in_words(tmp_path):
     text = "\n".join(diff(base, changed(tmp_path / "eagle3.json")))
     assert "tokens of 1 of 3 prompts" in text and "accepted drafts of 1 of 3 prompts: p31" in text
     assert "points, 99 % interval" in text and "acceptance length (pooled)" in text
+
+
+def test_diff_of_engines_that_draft_otherwise_has_no_figure_that_is_none(tmp_path):
+    plain = load_baseline(write(tmp_path / "plain", "none"))
+    base = load_baseline(write(tmp_path / "eagle3"))
+    both = [*diff(plain, base), *diff(base, plain)]
+    assert "draft_tokens: 0 → 3" in both and any("accepted drafts of 3 of 3" in line for line in both)
+    assert not any("nan" in line or line.startswith("position") for line in both)
+    # Positions that only one of them drafts are not compared.
+    fewer = changed(tmp_path / "eagle3" / "eagle3.json")
+    only = fewer.header.identity.model_copy(update={"draft_tokens": 2})
+    fewer = fewer.model_copy(update={"header": fewer.header.model_copy(update={"identity": only})})
+    assert [line.partition(":")[0] for line in diff(fewer, base) if "points" in line] == ["position 0", "position 1"]
+    # Of a single prompt there is no interval.
+    one = [b.model_copy(update={"rows": b.rows[:1]}) for b in (base, fewer)]
+    (first, *_) = (line for line in diff(*one) if line.startswith("position"))
+    assert first.endswith("points)") and "interval" not in first and "nan" not in first
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("nowhere", "a", "there is no baseline, and no folder of them, at {old}; correct the path"),
+        ("a", "nowhere.json", "there is no baseline, and no folder of them, at {new}; correct the path"),
+        ("a", "a/eagle3.json", "one is a file and the other a folder"),
+        ("bad.jsonl", "a/eagle3.json", "{old}: expected the .json file of a baseline"),
+        ("a", "empty", "there are no baselines in {new}; correct the path"),
+        ("empty", "a", "there are no baselines in {old}; correct the path"),
+    ],
+)
+def test_diff_of_what_are_no_baselines_says_what_is_wrong(tmp_path, old, new, sentence):
+    write(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jsonl").touch()
+    with pytest.raises(UsageError) as refused:
+        compare(tmp_path / old, tmp_path / new)
+    assert sentence.format(old=tmp_path / old, new=tmp_path / new) in str(refused.value)
 
 
 def test_diff_command(tmp_path):

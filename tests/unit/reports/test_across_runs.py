@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
+from harness.history.engine_interfaces import RESET_PREFIX_CACHE
+from harness.history.folder import load_history, write_run
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.reports.across_runs import print_comparison, print_trend, render_comparison, render_trend
@@ -58,13 +60,31 @@ def test_what_differs_between_two_runs_is_named(tmp_path):
     assert pairs["pd-eagle3"].positions[0].effect < 0 and pairs["single-none"].verdicts[1] is None
     assert pairs["pd-none"].verdicts[0] is None
     # Three prompts are too few for a difference to count, which is not "no change".
-    assert "no significant change of acceptance" in found.sentence
+    assert "too few common prompts to tell whether acceptance changed by 5 points (pd-eagle3: 3)" in found.sentence
+    assert all(-1 <= d.low <= d.high <= 1 for c in found.cells for d in c.positions)
     assert ("vllm", "0.32.0", "0.33.0") in found.differing
     assert "1 prompt with different tokens" in found.sentence
     html = render_comparison(found)
     Page(html).require_inert()
     assert "0.33.0" in html
     assert "2 of 3" in printed(print_comparison, found)
+
+
+def test_that_nothing_changed_is_said_only_where_it_would_have_shown(tmp_path):
+    def answered(folder, rejects: int):
+        """Of 90 prompts, so many have one draft less."""
+        less = speculation((2, 3, 3, 3))
+        observations = [observation("pd-eagle3", 20 + n, accepted=(3, 3, 3, 3), sequence=n) for n in range(90)]
+        made = [change_final(o, speculation=less) if o.sequence < rejects else o for o in observations]
+        return written_run(folder, history(made), run_id=folder.name)
+
+    a, b = answered(tmp_path / "a", 0), answered(tmp_path / "b", 1)
+    assert "; no significant change of acceptance; " in compare_runs(a, b).sentence
+    cells = compare_runs(a, b).cells
+    (few,) = compare_runs(RUNS / "M1", RUNS / "M4", References(baselines=BASELINES)).cells[:1]
+    assert not cells[0].could_hide(0.05) and few.could_hide(0.05)
+    assert "; elsewhere no significant change; " in compare_runs(a, b)._replace(cells=(*cells, few)).sentence
+    assert few.positions[0].low == -1
 
 
 def test_settings_are_shown_without_the_brackets_of_python():
@@ -153,16 +173,61 @@ def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):
         started = f"2026-01-0{i + 1}T00:00:00+00:00"
         recorded(tmp_path / f"run{i}", cells, change, started=started, versions={"vllm": version})
     trend = load_trend(tmp_path)
-    found = {(a.vllm, a.what): a for a in trend.wrong_answers}
+    found = {(a.engines.vllm, a.what): a for a in trend.wrong_answers}
     assert list(found) == [("0.31.0", "P/D"), ("0.32.0", "P/D"), ("0.32.0", "pd-none")]
     new = found["0.32.0", "P/D"]
     assert (new.runs, new.wrong, new.checked) == (3, 2, 9)
     assert new.interval == pytest.approx((0.02814, 0.60009), abs=1e-4)
     assert found["0.31.0", "P/D"].interval == pytest.approx((0, 1 - 0.025 ** (1 / 6)))
     Page(render_trend(trend, tmp_path / "trend.html")).require_inert()
-    assert "vLLM 0.32.0, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 % confidence)" in printed(
+    assert "vLLM 0.32.0 on CPU, P/D: 2 wrong of 9 answers in 3 runs (2.8 to 60 % with 95 % confidence)" in printed(
         print_trend, trend
     )
+
+
+def test_wrong_answers_of_a_cpu_are_not_added_to_those_of_a_gpu(tmp_path):
+    for name in ("known", "gpu", "resumed"):
+        shutil.copytree(RUNS / name, tmp_path / name)
+    trend = load_trend(tmp_path)
+    found = {(a.engines.hardware, a.what): (a.runs, a.wrong) for a in trend.wrong_answers}
+    assert found["CPU", "single-eagle3"] == (1, 4) and found["NVIDIA H200", "single engine"][1] == 0
+    assert "NVIDIA H200" in render_trend(trend, tmp_path / "trend.html")
+    alone = WrongAlone(True, 1e-3)
+    runs = [
+        TrendRun(f"n{i}", str(i), Path("n"), Verdict.PASS, {}, {}, {}, "0", alone=alone, hardware=where)
+        for i, where in enumerate(("CPU", "NVIDIA H200"))
+    ]
+    assert [(row.engines.hardware, row.runs) for row in trend_of(runs, 365).intermittent] == [
+        ("CPU", 1),
+        ("NVIDIA H200", 1),
+    ]
+
+
+def test_part_of_a_merged_run_counts_once(tmp_path):
+    for name in ("known", "merged", "pass", "resumed"):
+        shutil.copytree(RUNS / name, tmp_path / name)
+    trend = load_trend(tmp_path)
+    assert "known: a part of merged, which counts once" in trend.left_out
+    assert "resumed: a part of merged, which counts once" in trend.left_out
+    (row,) = (a for a in trend.wrong_answers if a.what == "single-eagle3")
+    assert (row.runs, row.wrong) == (1, 4)
+    # Merged again, with a part less: of both, the one with more parts counts.
+    again = tmp_path / "a-merged-again"
+    merged = load_history(RUNS / "merged")
+    assert merged.run.merged is not None
+    parts = merged.run.merged.model_copy(update={"parts": merged.run.merged.parts[:1]})
+    shutil.copytree(RUNS / "merged", again)
+    write_run(again, merged.run.model_copy(update={"merged": parts, "lacking": {RESET_PREFIX_CACHE: "an old record"}}))
+    trend = load_trend(tmp_path)
+    assert "a-merged-again: it has a part of merged, which counts once" in trend.left_out
+    assert {n.folder.name for n in trend.runs} == {"merged", "pass"}
+
+
+def test_runs_of_which_only_parts_are_left_are_too_few(tmp_path):
+    for name in ("known", "merged"):
+        shutil.copytree(RUNS / name, tmp_path / name)
+    with pytest.raises(UsageError, match=r"found 1 \(known: a part of merged, which counts once\)"):
+        load_trend(tmp_path)
 
 
 def test_tests_that_were_suspect_more_than_once_are_named():

@@ -82,7 +82,7 @@ def test_any_counts_give_finite_answers(rows):
     (d,) = differences(arms)
     if d.units > 1:
         assert np.isfinite([d.effect, d.error, d.low, d.high]).all()
-        assert d.low <= d.effect <= d.high
+        assert -1 <= d.low <= d.effect <= d.high <= 1
 
 
 def test_shapes_are_checked():
