@@ -54,7 +54,7 @@ class SplitOptions(NamedTuple):
     ] = False
 
     def split(self) -> SplitRun:
-        """Return the parts. Raises UsageError for GPUs of machines whose engines use none, and as ``split_run`` does."""
+        """Return the parts. Raises UsageError for GPUs where engines run on CPUs, and as ``split_run`` does."""
         from harness.commands.ci.plan import split_run
 
         made = split_run(self.profile, self.cell or [], self.minutes, self.gpus, self.record)
@@ -94,7 +94,7 @@ def buildkite(
         str | None,
         typer.Option(
             callback=_queue_name,
-            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all."
+            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all.",
         ),
     ] = None,
     smoke: Annotated[

@@ -22,7 +22,6 @@ from harness.cli.options import (
 )
 from harness.errors import EXIT_UNKNOWN, UsageError
 
-
 _INSTEAD = {
     "schema": ("--schema prints the schema of all profiles", ()),
     "full": ("--full prints the profile", ("profile", "quick")),
