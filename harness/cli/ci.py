@@ -126,7 +126,7 @@ def engines(
             "interpreter that has one. On CPUs, a wheel built for CUDA gives its Python files to the locked CPU build.",
         ),
     ],
-    device: Annotated[Literal["cpu", "gpu"], typer.Option(help="What the engines run on.")] = "cpu",
+    device: Annotated[Literal["cpu", "gpu"], typer.Option(metavar="cpu|gpu", help="What the engines run on.")] = "cpu",
 ) -> None:
     """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
     from harness.engines.builds import engine_python
