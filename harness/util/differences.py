@@ -54,9 +54,10 @@ def _at_first(expected: Any, found: Any, place: str) -> str:
     """Describe the difference of two values; of long lists that of their first entries that differ."""
     lists = isinstance(expected, list) and isinstance(found, list)
     if lists and max(len(repr(expected)), len(repr(found))) > _SHOWN:
-        pairs = enumerate(zip_longest(expected, found))
-        at, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-        return _at_first(one, other, f"{place}.{at}")
+        for at, (one, other) in enumerate(zip(expected, found, strict=False)):
+            if one != other:
+                return _at_first(one, other, f"{place}.{at}")
+        return f"{place}: expected {len(expected)} entries, found {len(found)}"
     start = 0
     if isinstance(expected, str) and isinstance(found, str):
         pairs = enumerate(zip_longest(expected, found))

@@ -35,7 +35,8 @@ LONG = "the same words, again and again, " * 9
         ([{"n": 1}], [{"n": 1}, {"n": 2}], ["p.1: expected none, found one"]),
         ([1, 2], [1, 3], ["p: expected [1, 2], found [1, 3]"]),
         (list(range(99)), [*range(98), 7], ["p.98: expected 98, found 7"]),
-        (list(range(99)), list(range(98)), ["p.98: expected 98, found none"]),
+        ([*range(98), None], list(range(98)), ["p: expected 99 entries, found 98"]),
+        (list(range(99)), list(range(98)), ["p: expected 99 entries, found 98"]),
     ],
 )
 def test_the_first_key_that_differs_is_named(expected, found, said):
