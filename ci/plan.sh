@@ -15,7 +15,11 @@ options=(--profile "${NIGHT_PROFILE:-cpu}")
 read -r -d '' -a patterns <<<"${NIGHT_CELLS:-}" || true
 for pattern in "${patterns[@]}"; do options+=(--cell "$pattern"); done
 [ -z "${NIGHT_MINUTES:-}" ] || options+=(--minutes-per-step "$NIGHT_MINUTES")
-[ -z "${NIGHT_GPUS:-}" ] || options+=(--gpus "$NIGHT_GPUS")
+if [ -n "${NIGHT_GPUS:-}" ]; then
+  # It may be set for a night on GPUs, and this be its smoke lane on CPUs.
+  whole="$(ci/harness.sh plan --full --profile "${NIGHT_PROFILE:-cpu}")"
+  grep -qx '  device: cpu' <<<"$whole" || options+=(--gpus "$NIGHT_GPUS")
+fi
 [ "${NIGHT_RECORD:-}" != true ] || options+=(--record)
 case "$system" in
   github)

@@ -25,6 +25,7 @@ from harness.cli.options import (
     key_in,
     make_console,
     print_json,
+    refuse_ignored,
 )
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.util.text import counted
@@ -37,8 +38,13 @@ baseline_app = typer.Typer(
 )
 
 
+_OF_RECORDED = ("from_run", "again", "profile", "baselines")
+"""Parameters that count with ``--from``. The profile has the prompts, and the folder to write to."""
+
+
 @baseline_app.command("record")
 def record(
+    context: typer.Context,
     *,
     profile: ProfileOption = "cpu",
     cell: CellOption = None,
@@ -84,15 +90,18 @@ def record(
     from harness.util.progress import Reporter
     from harness.workload.prepare import prepare
 
+    if from_run is not None:
+        refuse_ignored(context, _OF_RECORDED, "--from takes all single cells of a recorded run and starts no engines")
     server = executor = None
     if single is not None:
         from harness.engines.attached import AttachedExecutor, look_at
 
-        _require_alone(engines, from_run)
+        _require_alone(engines)
         server = look_at("single", single, key_in(key_variable), model)
     patterns = cell or (cells_of(server, profile) if server is not None else ["single-*"])
     prepared = prepare(profile, patterns, record=True)
     flags = engines.flags_for(prepared)
+    added: Sequence[str] = flags.options
     if server is not None:
         executor = AttachedExecutor({"single": server})
         executor.require_fit(prepared.plan, prepared.profile, prepared.works)
@@ -101,10 +110,11 @@ def record(
     if from_run is not None:
         repetition = load_history(again) if again is not None else None
         history = load_history(from_run)
-        folder = folder_for(prepared, baselines, history.run.engine_flags)
+        added = history.run.engine_flags
+        folder = folder_for(prepared, baselines, added)
         made = new_baselines(history, repetition, prepared.sets, folder)
     else:
-        folder = folder_for(prepared, baselines, flags.options)
+        folder = folder_for(prepared, baselines, added)
         # Engines start once, whatever they are asked.
         expected = repeat * (prepared.expected_s - prepared.starts_s) + prepared.starts_s
         with Reporter(expected, starts_s=prepared.starts_s) as reporter:
@@ -114,20 +124,18 @@ def record(
             made = record_single_engines(prepared, *where, reporter, repeat, folder, flags, executor)
     given = {"--single": single, "--engine-python": engines.engine_python, "--baselines": baselines}
     options = [part for option, value in given.items() if value is not None for part in (option, str(value))]
-    _print_made(made, profile, [*flags.options, *options])
+    _print_made(made, profile, [*added, *options])
     if made.left_out or made.once:
         raise typer.Exit(EXIT_UNKNOWN)
 
 
-def _require_alone(engines: EngineOptions, from_run: Path | None) -> None:
-    """Raise UsageError for options about engines that are started, or a recorded run, beside a server that runs
-    already."""
+def _require_alone(engines: EngineOptions) -> None:
+    """Raise UsageError for options about engines that are started, beside a server that runs already."""
     given = {
         "--engine-python": engines.engine_python,
         "--engine-arg": engines.engine_arg,
         "--engine-env": engines.engine_env,
         "--prefill-python": engines.prefill_python,
-        "--from": from_run,
     }
     for option in (option for option, value in given.items() if value):
         raise UsageError(f"--single and {option} exclude each other: the server runs as it was started; leave one out")

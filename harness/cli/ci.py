@@ -9,6 +9,7 @@ import typer
 
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import CellOption, ProfileOption
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.commands.ci.plan import SplitRun
@@ -53,9 +54,24 @@ class SplitOptions(NamedTuple):
     ] = False
 
     def split(self) -> SplitRun:
+        """Return the parts. Raises UsageError for GPUs where engines run on CPUs, and as ``split_run`` does."""
         from harness.commands.ci.plan import split_run
 
-        return split_run(self.profile, self.cell or [], self.minutes, self.gpus, self.record)
+        made = split_run(self.profile, self.cell or [], self.minutes, self.gpus, self.record)
+        if self.gpus is not None and made.device != "gpu":
+            raise UsageError(f"--gpus {self.gpus}: the engines of profile {self.profile} run on CPUs; leave it out")
+        return made
+
+
+def _queue_name(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """Return the name of a queue. Raises UsageError for braces that nothing will stand for: such jobs would wait for
+    ever."""
+    of_parts = parameter.name == "queue"
+    rest = (value or "").replace("{gpus}", "" if of_parts else "{gpus}")
+    if context.resilient_parsing or not {"{", "}"} & set(rest):
+        return value
+    but = " but {gpus}, which becomes the GPUs of the step" if of_parts else ", since the merge step has no GPUs"
+    raise UsageError(f"{parameter.opts[0]} {value!r}: expected no braces{but}; correct the name")
 
 
 @ci_app.command("matrix")
@@ -71,12 +87,14 @@ def buildkite(
     *,
     of: SplitOptions,
     queue: Annotated[
-        str, typer.Option(help="Agent queue of the parts; {gpus} in it becomes the GPUs of the step.")
+        str,
+        typer.Option(callback=_queue_name, help="Agent queue of the parts; {gpus} in it becomes the GPUs of the step."),
     ] = "default",
     verdict_queue: Annotated[
         str | None,
         typer.Option(
-            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all."
+            callback=_queue_name,
+            help="Agent queue of the merge step, which needs no GPU. Default: --queue, if it is the same for all.",
         ),
     ] = None,
     smoke: Annotated[
@@ -108,7 +126,7 @@ def engines(
             "interpreter that has one. On CPUs, a wheel built for CUDA gives its Python files to the locked CPU build.",
         ),
     ],
-    device: Annotated[Literal["cpu", "gpu"], typer.Option(help="What the engines run on.")] = "cpu",
+    device: Annotated[Literal["cpu", "gpu"], typer.Option(metavar="cpu|gpu", help="What the engines run on.")] = "cpu",
 ) -> None:
     """Print an interpreter with this vLLM, for --engine-python; it is installed once per machine."""
     from harness.engines.builds import engine_python

@@ -73,7 +73,7 @@ baseline diff old/eagle3.json baselines/cpu/eagle3.json
 baseline diff old baselines/cpu  # all of a folder
 baseline list  # those of the cpu profile
 baseline list -p gpu --json | jq .problems
-prompts build copy  # prompts/probe.jsonl
+prompts build copy --overwrite  # prompts/probe.jsonl anew
 prompts build copy --block-size 16 --per-length 8 --out more.jsonl
 prompts build echo --tokenizer models/mine --out mine.jsonl
 prompts build natural --for-profile mine.yaml --out mine.jsonl

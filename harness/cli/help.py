@@ -39,8 +39,21 @@ def _named(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def _plain(message: str) -> str:
+    """Return an error in a value in the words of this program: recent versions of typer read values by pydantic."""
+    message = message.removeprefix("Value error, ").partition(", unable to parse ")[0]
+    return message.replace("Input should be a ", "expected a ").replace("Input should be ", "expected a value ")
+
+
 class HelpfulCommand(TyperCommand):
-    """A command whose help names what its options take."""
+    """A command whose help names what its options take, and which says in plain words what they do not take."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _plain(error.message)
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _named(super().get_params(ctx))

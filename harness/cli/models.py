@@ -43,7 +43,7 @@ def models_command(
 
     # A nightly job downloads models first; its prompts may be built with their tokenizers later.
     wanted = read_profile(profile, with_prompts=False)
-    cells = select_cells(wanted, cell or [])
+    cells = select_cells(wanted, cell or [], profile)
     on_hub = any(references_of(part) for part in wanted.written_parts)
     if not on_hub and not any(makeable(part) for part in wanted.written_parts):
         if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from harness.history.layout import require_run
 from harness.util.choices import named
 from harness.util.paths import DEFAULT_OUT
-from harness.util.text import harmless
+from harness.util.text import harmless, listed
 
 if TYPE_CHECKING:
     from harness.engines.api_key import ApiKey
@@ -307,6 +307,24 @@ def chosen_profile(profile: str, quick: bool) -> str:
     if quick:
         return quick_form(profile)
     return require_profile(profile)
+
+
+def options_given(context: typer.Context) -> dict[str, str]:
+    """Return the options that are on the command line, by the name of their parameter, each as its help calls it."""
+    # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
+    sources = {p.name: context.get_parameter_source(p.name) for p in context.command.params if p.name is not None}
+    typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {p.name: max(p.opts, key=len) for p in context.command.params if p.name in typed}
+
+
+def refuse_ignored(context: typer.Context, of: Collection[str], why: str) -> None:
+    """Raise UsageError, beginning with ``why``, for options on the command line that are not among ``of``, the
+    parameters that count."""
+    ignored = [option for name, option in options_given(context).items() if name not in of]
+    if ignored:
+        raise UsageError(
+            f"{why}, so {listed(ignored, 'and')} would be ignored; leave {'it' if len(ignored) == 1 else 'them'} out"
+        )
 
 
 def key_in(variable: str | None) -> ApiKey | None:

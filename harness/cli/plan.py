@@ -11,11 +11,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli import shapes
-from harness.cli.options import JsonOption, ProfileOption, PythonOption, QuickSelection, make_console, print_json
+from harness.cli.options import (
+    JsonOption,
+    ProfileOption,
+    PythonOption,
+    QuickSelection,
+    make_console,
+    print_json,
+    refuse_ignored,
+)
 from harness.errors import EXIT_UNKNOWN, UsageError
+
+_INSTEAD = {
+    "schema": ("--schema prints the schema of all profiles", ()),
+    "full": ("--full prints the profile", ("profile", "quick")),
+    "commands": (
+        "--commands prints the commands of engines",
+        ("profile", "quick", "cell", "scenario", "engine_python", "witness_notes"),
+    ),
+}
+"""What is printed instead of the plan, and the parameters that count for it."""
 
 
 def plan_command(
+    context: typer.Context,
     *,
     of: QuickSelection,
     effect: Annotated[
@@ -54,11 +73,14 @@ def plan_command(
     from harness.profiles.schema import full_text, schema_text
 
     chosen = of.chosen()
-    if as_json and (schema or full or commands):
-        raise UsageError("--json excludes --full, --schema and --commands; leave one out")
-    if not commands and (engine_python is not None or witness_notes is not None):
-        given = "--engine-python" if engine_python is not None else "--witness-notes"
-        raise UsageError(f"{given} is for the commands of engines; add --commands, or leave it out")
+    wanted = {"schema": schema, "full": full, "commands": commands}
+    instead = next((name for name in _INSTEAD if wanted[name]), None)
+    if instead is not None:
+        why, counting = _INSTEAD[instead]
+        refuse_ignored(context, (instead, *counting), why)
+    elif engine_python is not None or witness_notes is not None:
+        option = "--engine-python" if engine_python is not None else "--witness-notes"
+        raise UsageError(f"{option} is for the commands of engines; add --commands, or leave it out")
     if commands:
         from harness.commands.serving_commands import environment_to_type, lines_of
         from harness.workload.prepare import prepare
@@ -68,7 +90,7 @@ def plan_command(
         for line in lines_of(found, chosen.profile, environment, witness_notes):
             print(line)
         return
-    if schema or full:
+    if instead is not None:
         print(schema_text() if schema else full_text(chosen.profile), end="")
         return
     from harness.commands.plan import models_of_hub, print_models, print_plan

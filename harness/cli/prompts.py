@@ -131,6 +131,7 @@ class TextOptions(NamedTuple):
 
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace sets that already exist.")]
 PerLengthOption = Annotated[
     int,
     typer.Option(
@@ -145,6 +146,7 @@ def build_copy(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write. Default: prompts/probe.jsonl.")
     ] = None,
+    overwrite: OverwriteOption = False,
     of: SetOptions,
     per_length: PerLengthOption = 1,
 ) -> None:
@@ -153,16 +155,21 @@ def build_copy(
     from harness.prompts.probe_task import WEIGHTS
     from harness.util.paths import REPOSITORY
 
+    path = out or REPOSITORY / "prompts" / "probe.jsonl"
     folder, layout = of.resolved(WEIGHTS / "tokenizer", per_length)
-    _write(build_probe_prompts(folder, layout), out or REPOSITORY / "prompts" / "probe.jsonl")
+    require_writable(path, overwrite)
+    _write(build_probe_prompts(folder, layout), path)
 
 
 @build_app.command("echo")
-def build_echo(*, out: OutOption, of: SetOptions, per_length: PerLengthOption = 1) -> None:
+def build_echo(
+    *, out: OutOption, overwrite: OverwriteOption = False, of: SetOptions, per_length: PerLengthOption = 1
+) -> None:
     """Build words to repeat for a real instruct model: every output token has a known place in its prompt."""
     from harness.prompts.echo import build_echo_prompts
 
     folder, layout = of.resolved(per_length=per_length)
+    require_writable(out, overwrite)
     _write(build_echo_prompts(folder, layout), out)
 
 
@@ -170,6 +177,7 @@ def build_echo(*, out: OutOption, of: SetOptions, per_length: PerLengthOption = 
 def build_natural(
     *,
     out: OutOption,
+    overwrite: OverwriteOption = False,
     of: SetOptions,
     per_stratum: Annotated[
         int | None, typer.Option(min=1, max=5000, metavar="N", help="Prompts per stratum and block size. Default: 8.")
@@ -192,6 +200,7 @@ def build_natural(
     from harness.prompts.padded import build_natural_prompts
 
     folder, layout = of.resolved()
+    require_writable(out, overwrite)
     count = count_per_stratum(per_stratum, of.for_profile, effect)
     date_of_templates = parse_day(day)
     built = build_natural_prompts(folder, texts.read(), layout, count, date_of_templates)
@@ -205,7 +214,7 @@ def build_recipe(
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file of texts in place of those that the recipes name.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Rebuild sets that already exist.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Build the sets that the recipes (workload.recipe) of a profile describe.
 
@@ -220,12 +229,28 @@ def build_recipe(
     raise typer.Exit(build_recipes(parts, file, overwrite))
 
 
+def require_writable(path: Path, overwrite: bool) -> None:
+    """Raise UsageError, before anything is built, for a place where no set can be written: a folder that is not there,
+    another file, or a set that is there and must not be replaced."""
+    from harness.prompts.model import is_prompt_set
+
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.absolute().parent}; make it, or name another one")
+    if not path.exists():
+        return
+    if not is_prompt_set(path):
+        raise UsageError(f"--out {path}: this file exists and is no prompt set; name another one, or remove it")
+    if not overwrite:
+        raise UsageError(
+            f"{path}: this prompt set exists, and baselines may belong to it; name another file with --out FILE, or "
+            "replace it with --overwrite"
+        )
+
+
 def _write(prompts: PromptSet, path: Path, dropped: Mapping[str, int] | None = None) -> None:
     """Write a set and say what is in it. ``dropped`` counts the texts that were left out, by reason."""
-    from harness.prompts.model import is_prompt_set, write_prompts
+    from harness.prompts.model import write_prompts
 
-    if path.exists() and not is_prompt_set(path):
-        raise UsageError(f"--out {path}: this file exists and is no prompt set; name another one, or remove it")
     write_prompts(prompts, path)
     print_coverage(prompts)
     for reason, number in (dropped or {}).items():

@@ -24,6 +24,7 @@ from harness.cli.options import (
     StrictOption,
     key_in,
     make_console,
+    options_given,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 from harness.history.layout import require_run
@@ -344,13 +345,10 @@ def _apart(choice: ExecutorChoice) -> Tell:
 
 def _require_recorded(context: typer.Context) -> None:
     """Raise UsageError when an option is given that a run to resume determines."""
-    sources = {name: context.get_parameter_source(name) for name in _RECORDED}
-    # By name: typer carries a copy of click, whose enumeration of sources is not click's own.
-    given = [n for n, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    given = [option for name, option in options_given(context).items() if name in _RECORDED]
     if given:
-        options = ", ".join(f"--{n.removesuffix('_first')}" for n in given)
         raise UsageError(
-            f"--resume takes {options} from the recorded run; leave {'it' if len(given) == 1 else 'them'} out"
+            f"--resume takes {', '.join(given)} from the recorded run; leave {'it' if len(given) == 1 else 'them'} out"
         )
 
 

@@ -202,7 +202,8 @@ def trend(found: Trend) -> dict[str, Any]:
 
 
 def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: Sequence[Model]) -> dict[str, Any]:
-    """Return a plan: of ``plan``."""
+    """Return a plan: of ``plan``. Differences of log-probs in ``rounding`` are in nats."""
+    from harness.commands.plan_data import measured_rounding, missed_lengths, strata_of
     from harness.profiles.cells import excluded_cells
     from harness.workload.cells import group_expected_s
 
@@ -215,7 +216,7 @@ def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: S
         "tier": profile.judging.tier,
         "requests": prepared.requests,
         "engine_starts": prepared.plan.engines,
-        "expected_seconds": prepared.expected_s,
+        "expected_seconds": round(prepared.expected_s, 1),
         "cells": [
             {
                 "cell": c.id,
@@ -234,7 +235,7 @@ def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: S
                 "id": g.id,
                 "roles": list(g.roles),
                 "cells": [c.id for c in g.cells],
-                "expected_seconds": group_expected_s(g, prepared.works),
+                "expected_seconds": round(group_expected_s(g, prepared.works), 1),
             }
             for g in prepared.plan.groups
         ],
@@ -247,12 +248,37 @@ def plan(prepared: Prepared, found: Sensitivity, effect_points: float, models: S
                 "texts": row.sample.units,
                 "smallest_change_points": finite(found.smallest(row)),
                 "texts_needed": found.needed(row, effect_points),
+                "exact": not found.normal,
             }
             for row in found.rows
         ],
         "left_out": dict(excluded_cells(profile)),
         "lacking": dict(prepared.lacking),
         "models": [model(m) for m in models],
+        "strata": [
+            {
+                "variant": s.part.variant,
+                "file": s.part.workload.prompts.name,
+                "block_size": s.part.engine.block_size,
+                "prompts": {method: {str(k): n for k, n in counts.items()} for method, counts in s.counts.items()},
+            }
+            for s in strata_of(prepared)
+        ],
+        "missed": [{"what": what, "cells": cells} for what, cells in missed_lengths(prepared).items()],
+        "rounding": [
+            {
+                "lineup": lineup,
+                "way": way,
+                "tokens": measured.tokens,
+                "median": measured.quantiles[0],
+                "percentile_99": measured.quantiles[-1],
+                "largest": measured.largest,
+                "answers": measured.answers,
+                "parted": measured.parted,
+            }
+            for lineup, rounding in measured_rounding(prepared).items()
+            for way, measured in rounding.ways.items()
+        ],
     }
 
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from harness.commands.plan_data import StrataCounts, measured_rounding, missed_lengths, strata_of
 from harness.engines.inventory import Inventory, gpu_inventory, jobs_of, sharing_note, too_few_to_part
 from harness.history.records import COLD
 from harness.history.rounding import MULTIPLE
 from harness.judging.detection import Detectable, Sample
-from harness.judging.power import PowerRow, Sensitivity, lookups_now, sensitivity
+from harness.judging.power import PowerRow, Sensitivity, sensitivity
 from harness.judging.rounding import measurement
 from harness.profiles.availability import references_of
 from harness.profiles.cells import EngineGroup, excluded_cells
@@ -24,24 +26,21 @@ from harness.profiles.model import Profile
 from harness.profiles.model_reference import PackagedModel
 from harness.profiles.model_survey import Model, survey, survey_convertible
 from harness.prompts.lengths import Stratum
-from harness.prompts.model import Prompt
 from harness.scheduling.links import UNKNOWN, summary
 from harness.scheduling.model import Device, Job, Placement
 from harness.scheduling.planning import all_at_once, simulate
 from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
-from harness.workload.edges import missed
-from harness.workload.hit_edges import missed_hits
 from harness.workload.prepare import Prepared
 
 
 def print_plan(prepared: Prepared, effect_points: float, console: Console) -> None:
-    console.print(_engines(prepared))
     profile = prepared.profile
+    _print_titled(f"profile {profile.name}: {profile.description}", _engines(prepared), console)
     # Variants that differ in anything else have the same strata.
-    alike = {(p.workload.prompts, p.engine.block_size, p.methods): p for p in reversed(prepared.parts)}
-    for part in reversed(alike.values()):
-        console.print(_strata(part, cold_prompts(prepared.sets[part.variant].cold, part.workload)))
+    strata = {(s.part.workload.prompts, s.part.engine.block_size, s.methods): s for s in reversed(strata_of(prepared))}
+    for counts in reversed(strata.values()):
+        _print_titled(_strata_title(counts.part), _strata(counts), console)
     files = {p.workload.prompts: p for p in prepared.parts}.values()
     cold = [(p.workload, cold_prompts(prepared.sets[p.variant].cold, p.workload)) for p in files]
     lengths = [q.tokens for _, prompts in cold for q in prompts]
@@ -55,8 +54,8 @@ def print_plan(prepared: Prepared, effect_points: float, console: Console) -> No
     )
     for line in _short_drafters(prepared):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in (*_missed_edges(prepared), *_missed_hits(prepared)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for what, cells in missed_lengths(prepared).items():
+        console.print(f"{what}: {_first_of(cells)}", markup=False, highlight=False, soft_wrap=True)
     # The bitwise tier has many, of few requests each.
     for line in _scenarios(prepared) if profile.judging.tier == "normal" else ():
         console.print(line, highlight=False, soft_wrap=True)
@@ -89,39 +88,13 @@ def _short_drafters(prepared: Prepared) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _missed_edges(prepared: Prepared) -> list[str]:
-    """Say at which lengths that matter to its cells nothing is handed over."""
-    by_words: dict[str, list[str]] = {}
-    for work in prepared.works:
-        part = prepared.profile.part(work.cell.variant)
-        for edge in missed(part, work):
-            residues = ", ".join(map(str, sorted(edge.residues)))
-            at = f"N mod {part.engine.block_size} in {{{residues}}}, where {edge.words}"
-            by_words.setdefault(at, []).append(work.cell.id)
-    return [f"no prompt of N tokens is handed over with {at}: {_first_of(cells)}" for at, cells in by_words.items()]
-
-
-def _missed_hits(prepared: Prepared) -> list[str]:
-    """Say at which lengths that matter to its engines no prompt is hit in a prefix cache."""
-    by_words: dict[str, dict[str, list[str]]] = {}
-    for work in prepared.works:
-        for edge in missed_hits(prepared.profile.part(work.cell.variant), work):
-            side = {"prefill": "P", "decode": "D", "single": ""}[edge.role]
-            by_words.setdefault(edge.at, {}).setdefault(work.cell.id, []).append(side)
-    lines = []
-    for at, cells in by_words.items():
-        named = [f"{cell} ({', '.join(sides)})" if all(sides) else cell for cell, sides in cells.items()]
-        lines.append(f"{at}: {_first_of(named)}")
-    return lines
-
-
 def _first_of(cells: Sequence[str]) -> str:
     return f"{', '.join(cells[:6])}{' …' if len(cells) > 6 else ''}"
 
 
 def _engines(prepared: Prepared) -> Table:
     profile = prepared.profile
-    table = Table(title=f"profile {profile.name}: {profile.description}", title_justify="left")
+    table = Table()
     gpu = profile.engine.device == "gpu"
     for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
         table.add_column(column)
@@ -257,16 +230,24 @@ def _needs(prepared: Prepared, group: EngineGroup) -> str:
     return " + ".join(f"{role} ({engine.devices_of(role)} × {share} GPU)" for role in roles) + placing
 
 
-def _strata(profile: Profile, prompts: Sequence[Prompt]) -> Table:
-    size = profile.engine.block_size
-    variant = f"{profile.variant}: " if profile.variant else ""
-    table = Table(title=f"{variant}prompts ({profile.workload.prompts.name}, block size {size})", title_justify="left")
+def _print_titled(title: str, table: Table, console: Console) -> None:
+    """Print a table below its title, which a table of its own would wrap where it is narrower."""
+    console.print(Text(title, style="table.title"), soft_wrap=True)
+    console.print(table)
+
+
+def _strata_title(part: Profile) -> str:
+    variant = f"{part.variant}: " if part.variant else ""
+    return f"{variant}prompts ({part.workload.prompts.name}, block size {part.engine.block_size})"
+
+
+def _strata(found: StrataCounts) -> Table:
+    table = Table()
     table.add_column("stratum")
-    for method in profile.methods:
-        table.add_column(method.kind, justify="right")
+    for method in found.counts:
+        table.add_column(method, justify="right")
     for stratum in Stratum:
-        counts = [sum(p.stratum_for(size, m.lookahead) is stratum for p in prompts) for m in profile.methods]
-        table.add_row(stratum.value, *map(str, counts))
+        table.add_row(stratum.value, *(str(counts[stratum]) for counts in found.counts.values()))
     return table
 
 
@@ -363,12 +344,9 @@ def _rounding(prepared: Prepared) -> list[str]:
     given = prepared.profile.judging.logprob_nats
     if given is not None:
         return [f"Log-probs may differ by {given:g} nats (judging.logprob_nats)."]
-    known = lookups_now(prepared, None)
-    found = {m: k.baseline.header.rounding for m, k in known.items() if k.baseline is not None}
     lines = [
         f"rounding of {method}, {words}: {figures}"
-        for method, rounding in found.items()
-        if rounding is not None
+        for method, rounding in measured_rounding(prepared).items()
         for words, figures in measurement(rounding)
     ]
     if not lines:

@@ -309,7 +309,9 @@ def _prepared(whole: Profile, source: str, target: Target, history: History | No
             )
     cells = {c.id: c for c in all_cells(profile)}
     if target.cell not in cells:
-        raise no_such("--cell", target.cell, list(cells), *what_lists(profile, "cell"))
+        raise no_such(
+            "--cell", target.cell, list(cells), *what_lists(profile, "cell", None if history is not None else source)
+        )
     ids = [p.id for p in prompts.prompts]
     if target.prompt is not None and target.prompt not in ids:
         strata = list(dict.fromkeys(p.stratum for p in prompts.cold))

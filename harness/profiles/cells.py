@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -178,8 +179,9 @@ def _cells_of(part: Profile) -> list[Cell]:
     return [Cell(t, m, r, part.variant) for m in part.methods for t in order for r in routes]
 
 
-def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
-    """Return the cells whose id matches any of the shell patterns. Raises UsageError when a pattern matches nothing."""
+def select_cells(profile: Profile, patterns: Sequence[str], source: str | None = None) -> list[Cell]:
+    """Return the cells whose id matches any of the shell patterns. Raises UsageError when a pattern matches nothing; it
+    names the command that lists all, with the ``source`` of the profile."""
     cells = all_cells(profile)
     _check_excludes(profile)
     if not cells:
@@ -191,15 +193,18 @@ def select_cells(profile: Profile, patterns: Sequence[str]) -> list[Cell]:
     for pattern in patterns:
         found = matching(pattern, known, matches)
         if not found:
-            raise no_such("--cell", pattern, known, *what_lists(profile, "cell"))
+            raise no_such("--cell", pattern, known, *what_lists(profile, "cell", source))
         wanted.update(found)
     return [c for c in cells if c.id in wanted]
 
 
-def what_lists(profile: Profile, noun: str) -> tuple[str, str]:
-    """Return what there is none of, for a message, and the command that lists all of them."""
+def what_lists(profile: Profile, noun: str, source: str | None) -> tuple[str, str]:
+    """Return what there is none of, for a message, and the command that lists all of them; empty for a profile that was
+    read from a record, and is not shipped."""
     shipped = (Path(__file__).resolve().parent / f"{profile.name}.yaml").is_file()
-    return f"{noun} of profile {profile.name}", f"harness list {noun}s -p {profile.name if shipped else 'FILE'}"
+    named = source or (profile.name if shipped else None)
+    command = shlex.join(["harness", "list", f"{noun}s", "-p", named]) if named is not None else ""
+    return f"{noun} of profile {profile.name}", command
 
 
 def excluded_cells(profile: Profile) -> dict[str, str]:

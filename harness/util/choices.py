@@ -51,7 +51,8 @@ def named(option: str, given: str, known: Sequence[str], what: str, listed_by: s
 def no_such(option: str, given: str, known: Sequence[str], what: str, listed_by: str) -> UsageError:
     """Return the error for a value of an option that names nothing.
 
-    ``what`` says what there is none of, such as ``cell of profile cpu``; ``listed_by`` is the command that lists all.
+    ``what`` says what there is none of, such as ``cell of profile cpu``; ``listed_by`` is the command that lists all,
+    if there is one.
     """
     parts = [part.strip() for part in given.split(",")]
     if len(parts) > 1 and all(matching(part, known) for part in parts):
@@ -65,4 +66,6 @@ def no_such(option: str, given: str, known: Sequence[str], what: str, listed_by:
     else:
         more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         hint = f"there are {', '.join(known[:_SHOWN])}{more}"
-    return UsageError(f"{option} {given!r}: there is no such {what}; {hint} (`{listed_by}` lists all)")
+    return UsageError(
+        f"{option} {given!r}: there is no such {what}; {hint}" + (f" (`{listed_by}` lists all)" if listed_by else "")
+    )

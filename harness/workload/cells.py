@@ -204,8 +204,8 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     return chosen
 
 
-def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
-    """Choose the scenarios that match any shell pattern. Raises UsageError when a pattern matches nothing."""
+def choose_scenarios(profile: Profile, patterns: Sequence[str], source: str | None = None) -> Choice:
+    """Choose the scenarios that match any shell pattern. Raises UsageError as ``select_cells`` does."""
     proofs = [AT_ONCE] if any(proves(part) for part in profile.written_parts) else []
     known = list(dict.fromkeys([COLD, *proofs, *(s.id for part in profile.written_parts for s in part.scenarios)]))
     if not patterns:
@@ -214,7 +214,7 @@ def choose_scenarios(profile: Profile, patterns: Sequence[str]) -> Choice:
     for pattern in patterns:
         found = matching(pattern, known)
         if not found:
-            raise no_such("--scenario", pattern, known, *what_lists(profile, "scenario"))
+            raise no_such("--scenario", pattern, known, *what_lists(profile, "scenario", source))
         wanted.update(found)
     return Choice(scenarios=frozenset(wanted))
 

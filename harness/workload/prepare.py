@@ -111,7 +111,7 @@ def prepare(
     Raises UsageError, DataError, ProfileError or EnvironmentFault.
     """
     profile = load_profile(source)
-    cells = select_cells(profile, patterns)
+    cells = select_cells(profile, patterns, source)
     if fetch and not planned and _obtained(profile, cells):
         profile = load_profile(source)
     if record:
@@ -120,7 +120,7 @@ def prepare(
     if record:
         # A baseline describes engines without a router.
         cells = [c for c in cells if not c.routed]
-    choice = RECORDING if record else choose_scenarios(profile, scenarios)
+    choice = RECORDING if record else choose_scenarios(profile, scenarios, source)
     # A list that is damaged or missing must be found now, not after the run.
     load_known(profile.known_defects)
     sets: dict[str, PromptSet] = {}

@@ -379,6 +379,9 @@ def test_hostile_names_stay_one_word(tmp_path):
         (["matrix", "--cell", "pd-[a e]*"], "a pattern must have no blanks"),
         (["buildkite", "--gpus", "0"], "--gpus"),
         (["matrix", "--gpus", "all --privileged"], "--gpus"),
+        (["matrix", "--gpus", "4"], "--gpus 4: the engines of profile cpu run on CPUs; leave it out"),
+        (["buildkite", "--queue", "gpu-{gpu}"], "--queue 'gpu-{gpu}': expected no braces but {gpus}, which becomes"),
+        (["buildkite", "--verdict-queue", "q-{gpus}"], "expected no braces, since the merge step has no GPUs"),
         (["engines", "nowhere"], "VLLM nowhere: expected a version"),
         (["buildkite", "--minutes-per-step", "0"], "minutes-per-step"),
     ],
@@ -587,27 +590,42 @@ NIGHT = {
     "NIGHT_GPUS": "2",
     "NIGHT_RECORD": "true",
 }
+ASKED = "plan --full --profile my night.yaml"
 PLANNED = "--profile my night.yaml --cell pd-* --cell single-none --minutes-per-step 30 --gpus 2 --record"
 
 
 def test_the_plan_is_the_output_of_githubs_step(tmp_path):
-    folder = stage(tmp_path, [0])
+    folder = stage(tmp_path, [0, 0])
     found, calls = call(folder, "plan.sh", "github", **NIGHT, GITHUB_OUTPUT="output")
-    assert (found, calls) == (0, [f"ci matrix {PLANNED}"])
+    assert (found, calls) == (0, [ASKED, f"ci matrix {PLANNED}"])
     assert (folder / "output").read_text() == "matrix=\nsmoke=\n"
 
 
 def test_the_plan_is_uploaded_to_buildkite_without_reading_variables_into_it(tmp_path):
-    folder = stage(tmp_path, [0])
+    folder = stage(tmp_path, [0, 0])
     path = agent(folder, 'echo "$@" >agent')
     found, calls = call(folder, "plan.sh", "buildkite", **NIGHT, NIGHT_QUEUE="a b", PATH=path)
-    assert (found, calls) == (0, [f"ci buildkite {PLANNED} --queue a b"])
+    assert (found, calls) == (0, [ASKED, f"ci buildkite {PLANNED} --queue a b"])
     assert (folder / "agent").read_text() == "pipeline upload --no-interpolation reports/pipeline.json\n"
 
 
+@pytest.mark.parametrize(("profile", "counts"), [("cpu-quick", False), ("gpu", True)])
+def test_the_gpus_of_a_night_do_not_keep_its_smoke_lane_on_cpus_from_being_planned(tmp_path, profile, counts):
+    folder = stage(tmp_path, [0, 0])
+    whole = harness("plan", "--full", "--profile", profile).stdout
+    (folder / "whole").write_text(whole)
+    stub = STUB.replace('code="$(sed', '[ "$1" != plan ] || cat whole\ncode="$(sed')
+    script(folder / "ci" / "harness.sh", stub)
+    night = {"NIGHT_PROFILE": profile, "NIGHT_GPUS": "8"}
+    found, calls = call(folder, "plan.sh", "github", **night, GITHUB_OUTPUT="output")
+    assert found == 0
+    assert calls[-1] == f"ci matrix --profile {profile}" + (" --gpus 8" if counts else "")
+
+
+@pytest.mark.parametrize("codes", [[64], [0, 64]])
 @pytest.mark.parametrize("system", ["github", "buildkite"])
-def test_a_plan_that_cannot_be_made_is_no_empty_night(tmp_path, system):
-    folder = stage(tmp_path, [64])
+def test_a_plan_that_cannot_be_made_is_no_empty_night(tmp_path, system, codes):
+    folder = stage(tmp_path, codes)
     found, _ = call(folder, "plan.sh", system, **NIGHT, GITHUB_OUTPUT="output")
     assert found == 64
     assert not (folder / "output").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.prompts.model import Layout, PromptSet, TextSource, filling, load_prompts, planned_prompts, write_prompts
 from harness.prompts.padded import build_from_recipe, build_natural_prompts, coverage
 from harness.prompts.probe_task import WEIGHTS
+from harness.util.paths import REPOSITORY
 from harness.workload.prepare import prepare
 from tests.support.builders import changed_profile, extending
 from tests.support.fake_hub import FakeRepository, fake_hub
@@ -413,7 +415,7 @@ def test_data_set_of_a_hub_by_revision(bench, folder, tmp_path):
         (["--dataset", "fake/bench", "--column", "turns"], 64, "expected a column 'turns', found"),
         (["--dataset", "fake/bench", "--split", "test"], 64, "expected split 'test'"),
     ):
-        code, output = forked(*start, *arguments, env=env)
+        code, output = forked(*start, "--overwrite", *arguments, env=env)
         assert (code, sentence in output) == (wanted, True), output
 
 
@@ -465,6 +467,35 @@ def test_wrong_usage_of_build(arguments, sentence, folder, tmp_path):
     code, output = inside("prompts", "build", *arguments)
     assert (code, sentence in output) == (64, True), output
     assert not (tmp_path / "n.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", [["copy"], ["echo", "--per-length", "2"], ["natural", "--per-stratum", "1"]])
+def test_a_set_that_is_there_is_replaced_when_that_is_asked_for_and_no_folder_is_made(kind, folder, tmp_path):
+    texts = ["--file", str(write_questions(tmp_path))] if kind[0] == "natural" else []
+    tokenizer = ["--tokenizer", str(folder)] if kind[0] != "copy" else []
+    build = ["prompts", "build", *kind, *texts, *tokenizer, "--block-size", "64", "--max-blocks", "1"]
+    there, nowhere = tmp_path / "n.jsonl", tmp_path / "nowhere" / "n.jsonl"
+    code, output = inside(*build, "--out", str(nowhere))
+    assert code == 64 and f"there is no folder {nowhere.parent}; make it" in output
+    assert not nowhere.parent.exists()
+    assert inside(*build, "--out", str(there))[0] == 0
+    made = there.read_bytes()
+    code, output = inside(*build, "--seed", "3", "--out", str(there))
+    assert code == 64 and "this prompt set exists" in output and "replace it with --overwrite" in output
+    assert there.read_bytes() == made
+    assert inside(*build, "--seed", "3", "--overwrite", "--out", str(there))[0] == 0
+    assert there.read_bytes() != made
+
+
+def test_the_shipped_set_is_not_replaced_by_accident(monkeypatch, tmp_path):
+    shipped = tmp_path / "prompts" / "probe.jsonl"
+    shipped.parent.mkdir()
+    shutil.copy(REPOSITORY / "prompts" / "probe.jsonl", shipped)
+    before = shipped.read_bytes()
+    monkeypatch.setattr("harness.util.paths.REPOSITORY", tmp_path)
+    code, output = inside("prompts", "build", "copy", "--seed", "3")
+    assert code == 64 and f"{shipped}: this prompt set exists, and baselines may belong to it" in output
+    assert shipped.read_bytes() == before
 
 
 def test_profile_gives_tokenizer_sizes_and_the_number_of_prompts(folder, tmp_path):

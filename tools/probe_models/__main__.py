@@ -26,7 +26,8 @@ def build_command(
     """Train the probe models from scratch (about 110 minutes on two cores)."""
     description = build(out, typer.echo)
     typer.echo(f"wrote {out}: {description['weights_bytes'] / 1e6:.1f} MB in {description['training_seconds']} s")
-    typer.echo("next: harness prompts build copy, harness baseline record, harness probe measure reports/latest")
+    steps = ("prompts build copy --overwrite", "baseline record", "probe measure reports/latest")
+    typer.echo(f"next: {', '.join(f'harness {step}' for step in steps)}")
 
 
 @app.command("adapters")

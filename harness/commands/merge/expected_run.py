@@ -87,8 +87,8 @@ def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> 
     else:
         profile, source = read_profile(wanted.expect), wanted.expect
         _require_same_profile(signature, profile, wanted.expect)
-    choice = choose_scenarios(profile, wanted.scenarios)
-    cells = select_cells(profile, wanted.cells)
+    choice = choose_scenarios(profile, wanted.scenarios, wanted.expect)
+    cells = select_cells(profile, wanted.cells, wanted.expect)
     works: dict[str, CellWork] = {}
     for part in profile.parts:
         try:

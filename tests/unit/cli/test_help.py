@@ -51,6 +51,26 @@ def test_an_example_is_understood(name, example, monkeypatch):
     assert parsed(words).command.name == name.split()[-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report --format xml", "'--format': 'xml' is not one of 'csv', 'openmetrics'."),
+        ("ci engines 0.33.0 --device tpu", "'--device': 'tpu' is not one of 'cpu', 'gpu'."),
+        ("aa --repeat many", "expected a valid integer"),
+        ("aa --repeat 1", "expected a value greater than or equal to 2"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_refused_in_plain_words(words, said):
+    code, shown = inside(*words.split())
+    assert code == 64
+    assert said in " ".join(shown.replace("│", "").split())
+    assert not any(leaked in shown for leaked in ("Value error", "Input should", "unable to parse"))
+
+
+def test_choices_are_shown():
+    assert "cpu|gpu" in inside("ci", "engines", "--help")[1]
+
+
 def documented(page: str) -> list[str]:
     """The commands of a page: lines of its shell blocks, and what stands between backquotes."""
     text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")

@@ -100,6 +100,20 @@ def test_what_a_profile_and_a_machine_have(command):
     assert list(value(*command)[1]) == documented(f"`{' '.join(w for w in command[:2] if w != '-p')}`")
 
 
+def test_a_plan_has_what_the_terminal_shows():
+    found = value("plan", "--quick", "-c", "pd-eagle3", "-c", "single-none")[1]
+    seconds = [found["expected_seconds"], *(e["expected_seconds"] for e in found["engines"])]
+    assert seconds == [round(s, 1) for s in seconds]
+    (strata,) = found["strata"]
+    assert (strata["variant"], strata["file"], strata["block_size"]) == ("", "probe.jsonl", 32)
+    assert list(strata["prompts"]) == ["none", "eagle3"]
+    assert strata["prompts"]["eagle3"] == {"sub-block": 3, "aligned": 3, "lookahead": 2, "first": 3, "middle": 4}
+    assert any("no prefix hit" in m["what"] and "pd-eagle3 (P, D)" in m["cells"] for m in found["missed"])
+    assert {r["lineup"] for r in found["rounding"]} >= {"none", "eagle3"}
+    assert all(r["tokens"] and 0 <= r["median"] <= r["percentile_99"] <= r["largest"] for r in found["rounding"])
+    assert all(row["exact"] for row in found["detectable"])
+
+
 @pytest.mark.parametrize("what", ["profiles", "cells", "scenarios", "faults"])
 def test_lists(what):
     code, found = value("list", what)

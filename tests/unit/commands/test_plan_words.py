@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.plan import _missed_edges, _one_in, _percent
+from harness.cli.options import make_console
+from harness.commands.plan import _one_in, _percent, print_plan
+from harness.commands.plan_data import missed_lengths, strata_of
 from harness.workload.prepare import prepare
 
 
@@ -17,9 +19,17 @@ def test_no_smaller_damage_is_promised(share, one_in, percent):
 
 
 def test_lengths_that_matter_and_that_no_prompt_has_are_named():
-    (line,) = _missed_edges(prepare("smollm2-quick", []))
-    assert line == (
-        "no prompt of N tokens is handed over with N mod 32 in {29}, where 4 slots for drafts take another block: "
-        "pd-dflash"
-    )
-    assert _missed_edges(prepare("cpu", [])) == []
+    handed = "no prompt of N tokens is handed over with N mod 32 in {29}, where 4 slots for drafts take another block"
+    found = {at: cells for at, cells in missed_lengths(prepare("smollm2-quick", [])).items() if "handed over" in at}
+    assert found == {handed: ["pd-dflash"]}
+    assert not any("handed over" in at for at in missed_lengths(prepare("cpu", [])))
+
+
+def test_strata_are_those_of_the_chosen_methods_below_a_title_in_one_line(capsys):
+    prepared = prepare("cpu-quick", ["pd-eagle3"])
+    (strata,) = strata_of(prepared)
+    assert list(strata.counts) == ["eagle3"] and sum(strata.counts["eagle3"].values()) == 15
+    print_plan(prepared, 1.0, make_console())
+    lines = capsys.readouterr().out.splitlines()
+    assert "prompts (probe.jsonl, block size 32)" in lines
+    assert "│ lookahead │      2 │" in lines

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
+from harness.baselines.build import NewBaselines
 from harness.commands.baseline import accept
 from harness.engines import environment
 from harness.engines.flags import NO_FLAGS, parse_flags, require_same_flags
@@ -140,6 +143,17 @@ def test_a_run_with_flags_becomes_no_baseline_of_the_profile(tmp_path, monkeypat
         UsageError, match=r"with --engine-arg=--my-flag .*need a folder of their own.*add --baselines DIR"
     ):
         accept(tmp_path, None, None, None)
+
+
+def test_cells_that_a_recorded_run_lacks_are_recorded_with_its_flags(tmp_path, monkeypatch):
+    flagged = with_run(history(flawless()), engine_flags=FLAGS.options)
+    made = NewBaselines((), {"single-none": "it was cut off"}, {})
+    monkeypatch.setattr("harness.history.folder.load_history", lambda _: flagged)
+    monkeypatch.setattr("harness.baselines.build.new_baselines", lambda *_: made)
+    code, words = inside("baseline", "record", "--from", str(tmp_path), "--baselines", str(tmp_path))
+    assert code == 2
+    again = shlex.join(["-p", "cpu", "-c", "single-none", *FLAGS.options, "--baselines", str(tmp_path)])
+    assert words.endswith(f"next: harness baseline record {again}")
 
 
 OLDER = ENVIRONMENT.model_copy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from harness.errors import ProfileError, UsageError
@@ -47,6 +49,23 @@ def test_a_name_as_it_is_written_comes_before_one_in_other_letters():
 def test_the_nearest_cells_are_named(pattern, words):
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         select_cells(PROFILE, [pattern])
+
+
+def test_the_command_that_lists_all_names_the_profile_as_it_was_named():
+    mine = PROFILE.model_copy(update={"name": "mine"})
+    listing = re.escape("(`harness list cells -p 'my own.yaml'` lists all)")
+    with pytest.raises(UsageError, match=rf"no such cell of profile mine; there are .* {listing}$"):
+        select_cells(mine, ["nothing"], "my own.yaml")
+    with pytest.raises(
+        UsageError, match=r"did you mean prefix-hit .*\? \(`harness list scenarios -p a.yaml` lists all\)$"
+    ):
+        choose_scenarios(mine, ["prefx-hit"], "a.yaml")
+
+
+def test_of_a_recorded_profile_whose_file_is_not_known_the_cells_alone_are_named():
+    mine = PROFILE.model_copy(update={"name": "mine"})
+    with pytest.raises(UsageError, match=r"there are pd-none, .* single-mtp$"):
+        select_cells(mine, ["nothing"])
 
 
 def test_the_nearest_scenario_profile_and_fault_are_named():
