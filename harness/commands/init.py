@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
 from harness.errors import HarnessError, ProfileError, UsageError
+from harness.profiles.engine_config import BLOCK_MULTIPLES, DeviceKind, misfit_block
 from harness.profiles.hub import Hub
 from harness.profiles.load import check_paths, profile_of
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
@@ -25,7 +26,6 @@ from harness.util.text import listed
 
 _DRAFTS = 3
 """k, unless it is given."""
-_BLOCK_SIZE = {"cpu": 32, "gpu": 16}
 _LOOKUP = {
     "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"suffix_decoding_max_cached_requests": 0},
@@ -109,7 +109,6 @@ _MT_BENCH = """\
 _BYTES_PER_S = {"cpu": 15e9}
 """What two cores read of the weights in a second, about; a token takes all of them."""
 _UNKNOWN_REQUEST_S = 10.0
-Device = Literal["cpu", "gpu"]
 
 
 class InitOptions(NamedTuple):
@@ -119,7 +118,7 @@ class InitOptions(NamedTuple):
     drafter: str | None
     method: str
     drafts: int | None
-    device: Device
+    device: DeviceKind
     block_size: int | None
     name: str | None = None
     tokenizer: str | None = None
@@ -149,7 +148,7 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
     if wanted.drafter is not None:
         drafter, *more = _model(wanted.drafter, wanted.method, "--drafter", hub, file, folder)
     drafts = (wanted.drafts or _DRAFTS) if wanted.method != "none" else 0
-    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
+    size = wanted.block_size or BLOCK_MULTIPLES[wanted.device]
     traits = traits_of(wanted.method, {})
     name = wanted.name or name_of(wanted.target)
     method = f" with {wanted.method}, k = {drafts}," if drafts else ""
@@ -212,13 +211,9 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     most = 16 if method in SHORT_FORMS else MOST_DRAFTS
     if drafts is not None and not 1 <= drafts <= most:
         yield f"-k {drafts}: expected 1 to {most} drafts a step"
-    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
-    if not _may_have(size, wanted.device):
-        multiple = _BLOCK_SIZE[wanted.device]
-        yield (
-            f"--block-size {size}: expected a multiple of {multiple}, as vLLM's attention on {wanted.device} wants; "
-            f"give {' or '.join(str(n) for n in (size // multiple * multiple, (size // multiple + 1) * multiple) if n)}"
-        )
+    size = wanted.block_size or BLOCK_MULTIPLES[wanted.device]
+    if misfit := misfit_block(size, wanted.device):
+        yield f"--block-size: {misfit}"
     reserved = (drafts or _DRAFTS) + traits.bonus_slot if traits.reserves and method != "none" else 0
     if reserved >= size:
         yield (
@@ -227,11 +222,6 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
         )
     if wanted.name is not None and name_of(wanted.name) != wanted.name:
         yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {name_of(wanted.name)}"
-
-
-def _may_have(size: int, device: Device) -> bool:
-    """Return whether vLLM has an attention with blocks of this size; on CPUs, that of MLA wants 16."""
-    return size % _BLOCK_SIZE[device] == 0 or (device == "cpu" and size == 16)
 
 
 def per_stratum(wanted: InitOptions) -> int:

@@ -91,9 +91,9 @@ def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device)
         ({"drafts": 16, "block_size": 16}, "--block-size 16: expected more than the 16 KV slots that eagle3 reserves"),
         (
             {"block_size": 20, "device": "cpu"},
-            "--block-size 20: expected a multiple of 32, as vLLM's attention on cpu wants; give 32",
+            "--block-size: expected a multiple of 32, as vLLM's attention on cpu wants, found 20; give 32",
         ),
-        ({"block_size": 24}, "a multiple of 16, as vLLM's attention on gpu wants; give 16 or 32"),
+        ({"block_size": 24}, "a multiple of 16, as vLLM's attention on gpu wants, found 24; give 16 or 32"),
         ({"name": "My Model"}, "--name My Model: expected lower-case letters, digits and dashes, such as my-model"),
     ],
 )
