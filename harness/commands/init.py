@@ -12,9 +12,10 @@ import yaml
 from pydantic import ValidationError
 
 from harness.errors import HarnessError, ProfileError, UsageError
+from harness.profiles.drafter_models import misplaced
 from harness.profiles.engine_config import BLOCK_MULTIPLES, DeviceKind, misfit_block
 from harness.profiles.hub import Hub
-from harness.profiles.load import check_paths, profile_of
+from harness.profiles.load import check_paths, profile_of, shipped_profile_names
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, described_in, named_on_hub
@@ -101,6 +102,8 @@ workload:
 {judging}\
 baselines: baselines/{name}
 """
+_COLUMN = "prompt"
+"""Key of a JSON line, or column of a table, that has the text of a question."""
 _MT_BENCH = """\
     # Where the hub does not answer, questions that come with the harness take their place; `file: FILE` names your own.
     dataset: HuggingFaceH4/mt_bench_prompts
@@ -172,6 +175,8 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
         judging=_JUDGING[wanted.device].format(request_s=_request_s(wanted, max_tokens)),
     )
     profile = profile_of(text, folder)
+    for problem in misplaced(profile):
+        raise UsageError(problem)
     _require_tokenizer(profile, wanted)
     check_paths(profile, out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
@@ -222,6 +227,9 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
         )
     if wanted.name is not None and name_of(wanted.name) != wanted.name:
         yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {name_of(wanted.name)}"
+    name = wanted.name or name_of(wanted.target)
+    if name in shipped_profile_names():
+        yield f"--name: expected one that no shipped profile has, found {name}; give another, such as my-{name}"
 
 
 def per_stratum(wanted: InitOptions) -> int:
@@ -272,7 +280,8 @@ def recipe_of(questions: Path | None, folder: Path) -> tuple[str, str, int]:
     DataError for a file that has none."""
     if questions is None:
         return "Questions of MT-Bench", _MT_BENCH, 80
-    count = len(read_texts(questions, "prompt", "all").rows)
+    advice = f"call the one with the texts {_COLUMN}"
+    count = len(read_texts(questions, _COLUMN, "all", "--questions", advice).rows)
     if count < 2:
         raise UsageError(
             f"--questions {questions}: {count} of the two texts that are needed, one for each half; add some"

@@ -13,6 +13,7 @@ from harness.errors import ProfileError
 from harness.profiles import remote_code
 from harness.profiles.availability import localise, models_of
 from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merged
+from harness.profiles.drafter_models import misplaced
 from harness.profiles.engine_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
@@ -294,6 +295,7 @@ def called(source: Path) -> str:
 
 def _model_problems(profile: Profile) -> Iterator[str]:
     """Yield why the models of a plain profile must not be loaded, as far as they are on this machine."""
+    yield from misplaced(profile)
     for method in profile.methods:
         yield from dict.fromkeys(
             p for m in (method, method.on_prefill) for p in remote_code.problems(models_of(profile, m))
