@@ -172,12 +172,13 @@ def init_command(
     Models of the hub are pinned to the commit that they have now, if the hub answers. Prompts and baselines of the
     profile go into folders beside the file; `harness run -p FILE --prepare` makes them.
     """
-    from harness.commands.init import Device, InitOptions, new_profile
+    from harness.commands.init import InitOptions, new_profile
+    from harness.profiles.engine_config import DeviceKind
     from harness.profiles.hub import Hub
 
     if device not in ("cpu", "gpu"):
         raise UsageError(f"--device {device}: expected cpu or gpu")
-    on: Device = "cpu" if device == "cpu" else "gpu"
+    on: DeviceKind = "cpu" if device == "cpu" else "gpu"
     wanted = InitOptions(target, drafter, method, drafts, on, block_size, name, tokenizer, questions)
     written = new_profile(wanted, out, Hub())
     if out is None:

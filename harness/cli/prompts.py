@@ -311,7 +311,9 @@ def texts_of_recipe(recipe: PromptRecipe, file: Path | None) -> Texts:
     from harness.prompts.datasets import read_texts, shipped_texts
 
     if (own := file or recipe.file) is not None:
-        return read_texts(own, recipe.column, recipe.turns)
+        option = "--file" if file is not None else "workload.recipe.file"
+        advice = "correct workload.recipe.column of the profile"
+        return read_texts(own, recipe.column, recipe.turns, option, advice)
     named = (recipe.dataset, recipe.config, recipe.split, recipe.column, recipe.turns, recipe.revision or "")
     try:
         return TextOptions(None, *named).read()

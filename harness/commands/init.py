@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
 from harness.errors import HarnessError, ProfileError, UsageError
+from harness.profiles.drafter_models import misplaced
+from harness.profiles.engine_config import BLOCK_MULTIPLES, DeviceKind, misfit_block
 from harness.profiles.hub import Hub
-from harness.profiles.load import check_paths, profile_of
+from harness.profiles.load import check_paths, profile_of, shipped_profile_names
 from harness.profiles.methods import KNOWN_METHODS, MOST_DRAFTS, SHORT_FORMS, traits_of
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, described_in, named_on_hub
@@ -25,7 +27,6 @@ from harness.util.text import listed
 
 _DRAFTS = 3
 """k, unless it is given."""
-_BLOCK_SIZE = {"cpu": 32, "gpu": 16}
 _LOOKUP = {
     "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"suffix_decoding_max_cached_requests": 0},
@@ -101,6 +102,8 @@ workload:
 {judging}\
 baselines: baselines/{name}
 """
+_COLUMN = "prompt"
+"""Key of a JSON line, or column of a table, that has the text of a question."""
 _MT_BENCH = """\
     # Where the hub does not answer, questions that come with the harness take their place; `file: FILE` names your own.
     dataset: HuggingFaceH4/mt_bench_prompts
@@ -109,7 +112,6 @@ _MT_BENCH = """\
 _BYTES_PER_S = {"cpu": 15e9}
 """What two cores read of the weights in a second, about; a token takes all of them."""
 _UNKNOWN_REQUEST_S = 10.0
-Device = Literal["cpu", "gpu"]
 
 
 class InitOptions(NamedTuple):
@@ -119,7 +121,7 @@ class InitOptions(NamedTuple):
     drafter: str | None
     method: str
     drafts: int | None
-    device: Device
+    device: DeviceKind
     block_size: int | None
     name: str | None = None
     tokenizer: str | None = None
@@ -149,7 +151,7 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
     if wanted.drafter is not None:
         drafter, *more = _model(wanted.drafter, wanted.method, "--drafter", hub, file, folder)
     drafts = (wanted.drafts or _DRAFTS) if wanted.method != "none" else 0
-    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
+    size = wanted.block_size or BLOCK_MULTIPLES[wanted.device]
     traits = traits_of(wanted.method, {})
     name = wanted.name or name_of(wanted.target)
     method = f" with {wanted.method}, k = {drafts}," if drafts else ""
@@ -173,6 +175,8 @@ def new_profile(wanted: InitOptions, out: Path | None, hub: Hub) -> Written:
         judging=_JUDGING[wanted.device].format(request_s=_request_s(wanted, max_tokens)),
     )
     profile = profile_of(text, folder)
+    for problem in misplaced(profile):
+        raise UsageError(problem)
     _require_tokenizer(profile, wanted)
     check_paths(profile, out or Path("(standard output)"), with_prompts=False)
     return Written(text, (*notes, *more))
@@ -212,13 +216,9 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
     most = 16 if method in SHORT_FORMS else MOST_DRAFTS
     if drafts is not None and not 1 <= drafts <= most:
         yield f"-k {drafts}: expected 1 to {most} drafts a step"
-    size = wanted.block_size or _BLOCK_SIZE[wanted.device]
-    if not _may_have(size, wanted.device):
-        multiple = _BLOCK_SIZE[wanted.device]
-        yield (
-            f"--block-size {size}: expected a multiple of {multiple}, as vLLM's attention on {wanted.device} wants; "
-            f"give {' or '.join(str(n) for n in (size // multiple * multiple, (size // multiple + 1) * multiple) if n)}"
-        )
+    size = wanted.block_size or BLOCK_MULTIPLES[wanted.device]
+    if misfit := misfit_block(size, wanted.device):
+        yield f"--block-size: {misfit}"
     reserved = (drafts or _DRAFTS) + traits.bonus_slot if traits.reserves and method != "none" else 0
     if reserved >= size:
         yield (
@@ -227,11 +227,9 @@ def _problems(wanted: InitOptions, out: Path | None) -> Iterator[str]:
         )
     if wanted.name is not None and name_of(wanted.name) != wanted.name:
         yield f"--name {wanted.name}: expected lower-case letters, digits and dashes, such as {name_of(wanted.name)}"
-
-
-def _may_have(size: int, device: Device) -> bool:
-    """Return whether vLLM has an attention with blocks of this size; on CPUs, that of MLA wants 16."""
-    return size % _BLOCK_SIZE[device] == 0 or (device == "cpu" and size == 16)
+    name = wanted.name or name_of(wanted.target)
+    if name in shipped_profile_names():
+        yield f"--name: expected one that no shipped profile has, found {name}; give another, such as my-{name}"
 
 
 def per_stratum(wanted: InitOptions) -> int:
@@ -282,7 +280,8 @@ def recipe_of(questions: Path | None, folder: Path) -> tuple[str, str, int]:
     DataError for a file that has none."""
     if questions is None:
         return "Questions of MT-Bench", _MT_BENCH, 80
-    count = len(read_texts(questions, "prompt", "all").rows)
+    advice = f"call the one with the texts {_COLUMN}"
+    count = len(read_texts(questions, _COLUMN, "all", "--questions", advice).rows)
     if count < 2:
         raise UsageError(
             f"--questions {questions}: {count} of the two texts that are needed, one for each half; add some"

@@ -16,11 +16,15 @@ from harness import redact
 from harness.errors import UsageError
 from harness.history.records import LegRole
 from harness.profiles.cells import Role
+from harness.profiles.engine_args import for_p, setting_of
+from harness.profiles.engine_config import OnPrefill
 from harness.util.strict import Strict
 
 _ARGUMENT = re.compile(r"--[A-Za-z][A-Za-z0-9_.-]*(=.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _ROLES = get_args(LegRole)
+_DEVICES = "engine.tensor_parallel"
+"""The setting by which engines get devices, which is no argument where it is 1."""
 _PREFIX = re.compile(rf"({'|'.join(_ROLES)}):(.*)", re.DOTALL)
 
 
@@ -58,14 +62,21 @@ class EngineFlags(Strict):
 
     def require_free(self, role: Role, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Raise UsageError for a flag that the harness sets for this engine itself."""
-        own = " (engine.prefill, for P alone)" if role == "prefill" else ""
+        settings = {_DEVICES, *map(setting_of, argv)}
         for text in self.argv(role):
             # vLLM takes --NAME.KEY for a key of an argument that is a mapping.
             name = text.partition("=")[0].partition(".")[0].replace("_", "-")
-            if name in argv:
+            setting = setting_of(name)
+            if setting is not None and setting in settings:
+                own = for_p(setting, OnPrefill.model_fields) if role == "prefill" else None
                 raise UsageError(
                     f"--engine-arg {text}: the harness sets this argument of the {role} engine from the profile; "
-                    f"change the profile{own}"
+                    f"use {setting} there" + (f", or {own} for P alone" if own else "")
+                )
+            if name in argv:
+                raise UsageError(
+                    f"--engine-arg {text}: the harness sets this argument of the {role} engine itself; leave it out, "
+                    "or change engine.extra_args of the profile if it is there"
                 )
         for name in self.env(role):
             if name in env:

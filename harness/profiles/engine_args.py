@@ -26,7 +26,6 @@ SWITCHES = frozenset(
         "--enable-eplb",
         "--enable-expert-parallel",
         "--enable-prefix-caching",
-        "--enforce-eager",
         "--kv-sharing-fast-prefill",
         "--scheduler-reserve-full-isl",
     }
@@ -35,7 +34,6 @@ SWITCHES = frozenset(
 VALUES = frozenset(
     {
         "--all2all-backend",
-        "--block-size",
         "--cpu-offload-gb",
         "--cudagraph-capture-sizes",
         "--data-parallel-size",
@@ -66,6 +64,40 @@ VALUES = frozenset(
 SEVERAL = frozenset({"--cudagraph-capture-sizes"})
 """Arguments with several values, all numbers. After any other, a second word would be positional, and vLLM's server
 would take it for the model."""
+SETTINGS = {
+    "--attention-backend": "engine.attention_backend",
+    "--block-size": "engine.block_size",
+    "--device-memory-utilization": "engine.gpu_memory_utilization",
+    "--dtype": "engine.dtype",
+    "--enable-lora": "engine.adapters",
+    "--enforce-eager": "engine.enforce_eager",
+    "--gpu-memory-utilization": "engine.gpu_memory_utilization",
+    "--hf-overrides": "engine.hf_overrides",
+    "--kv-cache-dtype": "engine.kv_cache_dtype",
+    "--kv-cache-memory-bytes": "engine.kv_cache_gib",
+    "--kv-events-config": "engine.kv_events",
+    "--kv-transfer-config": "engine.kv_connector",
+    "--lora-modules": "engine.adapters",
+    "--max-lora-rank": "engine.adapters",
+    "--max-loras": "engine.adapters",
+    "--max-model-len": "engine.max_model_len",
+    "--max-num-batched-tokens": "engine.max_num_batched_tokens",
+    "--max-num-seqs": "engine.max_num_seqs",
+    "--model": "target",
+    "--num-gpu-blocks-override": "engine.kv_blocks",
+    "--prefix-cache-retention-interval": "engine.prefix_cache_retention",
+    "--spec-method": "methods",
+    "--spec-model": "methods",
+    "--spec-tokens": "methods",
+    "--speculative-config": "methods",
+    "--tensor-parallel-size": "engine.tensor_parallel",
+    "--tokenizer": "tokenizer",
+    "--trust-remote-code": "trust_remote_code of the model",
+    "-sc": "methods",
+    "-tp": "engine.tensor_parallel",
+}
+"""The settings of a profile that set an argument: given beside them, it would have the last word, and plans and
+judgements would go by the other."""
 VARIABLES = frozenset(
     {
         "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -179,8 +211,22 @@ def keys_in(value: Any) -> Iterator[str]:
             yield from keys_in(inner)
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise ValueError, with a sentence for the user, for the first argument that a profile may not pass to engines."""
+def setting_of(name: str) -> str | None:
+    """Return the setting of a profile that sets an argument, given by its name or by that of its negation; None if
+    there is none."""
+    # vLLM's parser treats underscores as dashes.
+    return SETTINGS.get(name.replace("_", "-").replace("--no-", "--", 1))
+
+
+def for_p(setting: str, on_p: Collection[str]) -> str | None:
+    """Return the setting for P alone, which has these of its own; None if P has the others'."""
+    name = setting.removeprefix("engine.")
+    return f"engine.prefill.{name}" if name in on_p else None
+
+
+def check_arguments(arguments: Sequence[str], on_p: Collection[str] = ()) -> None:
+    """Raise ValueError, with a sentence for the user, for the first argument that a profile may not pass to engines.
+    ``on_p`` names the settings that P has of its own, if the arguments are P's."""
     wanting = several = ""
     for argument in arguments:
         if wanting and (not argument.startswith("-") or is_plain(argument)):
@@ -198,8 +244,12 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
         several = ""
         name, equals, value = argument.partition("=")
-        # vLLM's parser treats underscores as dashes.
         name = name.replace("_", "-")
+        if (setting := setting_of(name)) is not None:
+            raise ValueError(
+                f"expected no argument that a setting of the profile sets, found {argument!r}; use "
+                f"{for_p(setting, on_p) or setting}"
+            )
         switch = name.replace("--no-", "--", 1) in SWITCHES
         if name not in VALUES and not switch:
             raise ValueError(

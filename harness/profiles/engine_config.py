@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from harness.profiles import connectors
 from harness.profiles.engine_args import check_arguments, check_variables, keys_in, not_plain, parallel_size
@@ -18,6 +19,22 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAMES_CODE = re.compile(r"auto_map|.*module_path|.*_file")
 """Keys of a model's config whose values name code or files."""
+DeviceKind = Literal["cpu", "gpu"]
+BLOCK_MULTIPLES: Mapping[DeviceKind, int] = {"cpu": 32, "gpu": 16}
+"""Tokens of a KV block, of which vLLM's attention takes multiples."""
+
+
+def misfit_block(size: int, device: DeviceKind) -> str:
+    """Return, as a sentence, that vLLM has no attention with blocks of so many tokens; "" if it does. On CPUs, that of
+    MLA wants 16."""
+    multiple = BLOCK_MULTIPLES[device]
+    if size % multiple == 0 or (device == "cpu" and size == 16):
+        return ""
+    near = (size // multiple * multiple, (size // multiple + 1) * multiple)
+    return (
+        f"expected a multiple of {multiple}, as vLLM's attention on {device} wants, found {size}; give "
+        f"{' or '.join(str(n) for n in near if n)}"
+    )
 
 
 class TensorParallel(Strict):
@@ -47,7 +64,7 @@ class OnPrefill(Strict):
     @field_validator("extra_args")
     @classmethod
     def _allowed_arguments(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        check_arguments(value or ())
+        check_arguments(value or (), cls.model_fields)
         if parallel_size(value or ()) != 1:
             raise ValueError(
                 "expected P spread over as many devices as engine.extra_args says, found a size of its own"
@@ -58,7 +75,7 @@ class OnPrefill(Strict):
 class EngineConfig(Strict):
     """Settings of every engine of the profile."""
 
-    device: Literal["cpu", "gpu"]
+    device: DeviceKind
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     block_size: int = Field(default=32, ge=8, le=1024)
     max_model_len: int = Field(default=512, ge=64)
@@ -128,6 +145,15 @@ class EngineConfig(Strict):
         if self.prefill is None or role != "prefill":
             return self
         return self.model_copy(update=self.prefill.model_dump(exclude_none=True))
+
+    @field_validator("block_size", "prefill")
+    @classmethod
+    def _fits_attention(cls, value: int | OnPrefill | None, info: ValidationInfo) -> int | OnPrefill | None:
+        size = value.block_size if isinstance(value, OnPrefill) else value
+        # Without a device that is valid, there is another problem.
+        if size is not None and "device" in info.data and (problem := misfit_block(size, info.data["device"])):
+            raise ValueError(f"block_size: {problem}" if isinstance(value, OnPrefill) else problem)
+        return value
 
     @field_validator("env")
     @classmethod

@@ -118,7 +118,8 @@ class KnownDefect(Strict):
     @model_validator(mode="before")
     @classmethod
     def _narrowed(cls, raw: Any) -> Any:
-        if isinstance(raw, dict):
+        # A key that is unknown is perhaps the one that is missing, and is said with all that are.
+        if isinstance(raw, dict) and raw.keys() <= cls.model_fields.keys():
             for key, expected in _NEEDED.items():
                 if key not in raw:
                     raise ValueError(f"expected the key {key!r} ({expected}), found none; add it")
@@ -235,7 +236,8 @@ def load_known(path: Path | None) -> KnownDefects | None:
             "correct the path, or take known_defects out of the profile"
         ) from error
     except ValidationError as error:
-        raise DataError(f"expected failures {path} is not valid:\n{describe_validation_error(error)}") from error
+        words = describe_validation_error(error, yaml_io.parse(text))
+        raise DataError(f"expected failures {path} is not valid:\n{words}") from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"expected failures {path}: expected YAML, but it cannot be read: {reason}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from harness.errors import ProfileError
 from harness.profiles import remote_code
 from harness.profiles.availability import localise, models_of
 from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merged
+from harness.profiles.drafter_models import misplaced
 from harness.profiles.engine_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from harness.profiles.model import Profile
 from harness.profiles.model_reference import described_in, named_on_hub
@@ -111,7 +112,9 @@ def _validated(raw: Mapping[str, Any], path: Path) -> Profile:
         # Every part is validated before anything runs.
         parts = profile.written_parts
     except ValidationError as error:
-        raise ProfileError(f"profile {path} is not valid:\n{describe_validation_error(error)}") from error
+        words = describe_validation_error(error, _fixed_by(raw))
+        raise ProfileError(f"profile {path} is not valid:\n{words}") from error
+    _check_unlike(parts, path)
     for key, values in (
         ("engine.device", {p.engine.device for p in parts}),
         ("workload.rescore", {p.workload.rescore for p in parts}),
@@ -122,6 +125,27 @@ def _validated(raw: Mapping[str, Any], path: Path) -> Profile:
                 f"{', '.join(sorted(map(str, values)))}: it applies to the whole run; write a profile for each value"
             )
     return profile
+
+
+def _fixed_by(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a profile says that is no axis's to change, so that it is the same in every part."""
+    axes = raw.get("axes")
+    values = [v for v in axes.values() if isinstance(v, Mapping)] if isinstance(axes, Mapping) else []
+    varied = {key for v in values for changes in v.values() if isinstance(changes, Mapping) for key in changes}
+    return {key: value for key, value in raw.items() if key not in varied}
+
+
+def _check_unlike(parts: Sequence[Profile], path: Path) -> None:
+    """Raise ProfileError for two variants with the same settings: all their cells would run twice."""
+    seen: dict[str, str] = {}
+    for part in parts:
+        settings = part.model_dump_json(exclude={"variant"})
+        if settings in seen:
+            raise ProfileError(
+                f"profile {path}: axes: expected values that differ, found {seen[settings]} and {part.variant} with "
+                "the same settings throughout, whose cells would run twice; change one of them, or take it out"
+            )
+        seen[settings] = part.variant
 
 
 def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
@@ -192,8 +216,12 @@ def _changed_scenarios(
     ):
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind) for value in values):
             raise ProfileError(f"profile {path}: {key}: expected a list of {what}, found {values!r}")
-    if strange := [i for i in without_scenarios if i not in ids]:
-        raise ProfileError(f"profile {path}: {WITHOUT}: expected ids among {', '.join(ids)}, found {strange[0]!r}")
+    if any("id" not in scenario for scenario in more_scenarios):
+        raise ProfileError(f"profile {path}: {MORE}: expected an id in each scenario, found one without; add it")
+    if strange := next((i for i in without_scenarios if i not in ids), None):
+        near = nearest(strange, ids)
+        hint = f"did you mean {listed(near, 'or')}?" if near else f"there are {', '.join(ids) or 'none'}"
+        raise ProfileError(f"profile {path}: {WITHOUT}: expected ids of inherited scenarios, found {strange!r}; {hint}")
     named = {s.get("id"): s for s in (*inherited, *more_scenarios)}
     return [scenario for name, scenario in named.items() if name not in without_scenarios]
 
@@ -267,6 +295,7 @@ def called(source: Path) -> str:
 
 def _model_problems(profile: Profile) -> Iterator[str]:
     """Yield why the models of a plain profile must not be loaded, as far as they are on this machine."""
+    yield from misplaced(profile)
     for method in profile.methods:
         yield from dict.fromkeys(
             p for m in (method, method.on_prefill) for p in remote_code.problems(models_of(profile, m))

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationErr
 
 from harness.profiles.engine_args import not_plain
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelPath, local_folder
+from harness.util.choices import nearest
 from harness.util.invalid_data import describe_validation_error
 from harness.util.strict import Strict
 from harness.util.text import listed
@@ -246,6 +247,13 @@ _TAKEN = ("none", TARGET, TOKENIZER)
 MethodName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 
+def _meant(kind: Any) -> str:
+    """Return the method whose name is most like a misspelt one, as a question; "" where there is none."""
+    names = (*SHORT_FORMS, *KNOWN_METHODS)
+    near = nearest(kind, names) if isinstance(kind, str) and kind not in names else []
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class OtherMethod(_Speculative):
     """Any other method, under a name of its own: what vLLM's ``--speculative-config`` takes, as data."""
 
@@ -269,7 +277,7 @@ class OtherMethod(_Speculative):
         if given is None:
             raise ValueError(
                 f"expected {', '.join(SHORT_FORMS)}, or a name of your own with speculative_config (what vLLM's "
-                f"--speculative-config takes), found {raw.get('kind')!r} without one"
+                f"--speculative-config takes), found {raw.get('kind')!r} without one{_meant(raw.get('kind'))}"
             )
         if not isinstance(given, Mapping) or _K not in given:
             return raw

@@ -24,6 +24,8 @@ _USERS = ("user", "human")
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 _PLAIN = (".txt", ".text", ".md", "")
 """Endings of files with one text a line."""
+_CORRECT = "correct --column"
+"""What to do about a table without the column."""
 Turns = Literal["first", "all"]
 
 
@@ -81,25 +83,28 @@ def first_turn(value: Any) -> str | None:
     return None
 
 
-def read_texts(path: Path, column: str, turns: Turns = "first") -> Texts:
+def read_texts(
+    path: Path, column: str, turns: Turns = "first", option: str = "--file", advice: str = _CORRECT
+) -> Texts:
     """Read the texts of a JSON-lines (.jsonl), Parquet or plain file, which has one text a line. Raises DataError when
-    it has none or is unreadable."""
+    it has none or is unreadable; that names the ``option`` that gave the file, and the ``advice`` for one without the
+    column."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file of texts; correct the path")
+        raise DataError(f"{option} {path}: there is no such file of texts; correct the path")
     if path.suffix == ".parquet":
-        values = _parquet(path, column)
+        values = _parquet(path, column, option, advice)
     elif path.suffix == ".jsonl":
-        lines = [raw for _, raw in read_json_lines(path, "--file")]
-        _require_column(str(path), column, list(lines[0]) if lines else [])
+        lines = [raw for _, raw in read_json_lines(path, option)]
+        _require_column(f"{option} {path}", column, list(lines[0]) if lines else [], advice)
         values = [raw.get(column) for raw in lines]
     elif path.suffix in _PLAIN:
-        values = _lines(path)
+        values = _lines(path, option)
     else:
         raise DataError(
-            f"--file {path}: expected the ending .jsonl, .parquet, or .txt for one text a line, found {path.suffix!r}; "
-            "rename or convert the file"
+            f"{option} {path}: expected the ending .jsonl, .parquet, or .txt for one text a line, found "
+            f"{path.suffix!r}; rename or convert the file"
         )
-    return _texts(values, TextSource(dataset=path.name, column=column, revision=sha256_file(path)), turns)
+    return _texts(values, TextSource(dataset=path.name, column=column, revision=sha256_file(path)), turns, advice)
 
 
 def shipped_texts(turns: Turns) -> Texts:
@@ -107,25 +112,25 @@ def shipped_texts(turns: Turns) -> Texts:
     return read_texts(SHIPPED, "prompt", turns)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, option: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"--file {path}: expected one text a line, in UTF-8, but it cannot be read ({error}); convert it"
+            f"{option} {path}: expected one text a line, in UTF-8, but it cannot be read ({error}); convert it"
         ) from error
 
 
-def _parquet(path: Path, column: str) -> list[Any]:
+def _parquet(path: Path, column: str, option: str, advice: str) -> list[Any]:
     import pyarrow
     import pyarrow.parquet as parquet
 
     try:
-        _require_column(str(path), column, parquet.read_schema(path).names)
+        _require_column(f"{option} {path}", column, parquet.read_schema(path).names, advice)
         return list(parquet.read_table(path, columns=[column])[column].to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"--file {path}: expected a Parquet file, but it cannot be read ({reason})") from error
+        raise DataError(f"{option} {path}: expected a Parquet file, but it cannot be read ({reason})") from error
 
 
 def fetch_texts(
@@ -161,12 +166,12 @@ def fetch_texts(
     return _texts(list(table[column]), source, turns)
 
 
-def _require_column(name: str, column: str, found: Sequence[str]) -> None:
+def _require_column(name: str, column: str, found: Sequence[str], advice: str = _CORRECT) -> None:
     if column not in found:
-        raise DataError(f"{name}: expected a column {column!r}, found {', '.join(found) or 'none'}; correct --column")
+        raise DataError(f"{name}: expected a column {column!r}, found {', '.join(found) or 'none'}; {advice}")
 
 
-def _texts(values: Sequence[Any], source: TextSource, turns: Turns) -> Texts:
+def _texts(values: Sequence[Any], source: TextSource, turns: Turns, advice: str = _CORRECT) -> Texts:
     """Return the distinct texts: a duplicate could be in both halves."""
     rows: dict[Text, int] = {}
     for number, value in enumerate(values):
@@ -177,7 +182,6 @@ def _texts(values: Sequence[Any], source: TextSource, turns: Turns) -> Texts:
         raise DataError(f"{source.dataset}: expected texts, found none: it is empty; name another file or data set")
     if not rows:
         raise DataError(
-            f"{source.dataset}: expected texts or lists of turns in column {source.column!r}, found none; "
-            "correct --column"
+            f"{source.dataset}: expected texts or lists of turns in column {source.column!r}, found none; {advice}"
         )
     return Texts(tuple((n, t) for t, n in rows.items()), source)

@@ -38,12 +38,40 @@ _PYTHON = "Value error, "
 _Place = Sequence[int | str]
 
 
-def describe_validation_error(error: ValidationError) -> str:
-    """Return one line per problem: where it is, what was expected and what was found."""
+def describe_validation_error(error: ValidationError, data: Any = None) -> str:
+    """Return one line per problem: where it is, what was expected and what was found. With the ``data`` as a file has
+    it, or a part of it, places in it are named as there."""
     root = next((model for model in _models_below(Strict) if model.__name__ == error.title), None)
-    return "\n".join(
-        f"  {'.'.join(map(str, item['loc'])) or '(top level)'}: {_problem(item, root)}" for item in error.errors()
-    )
+    items = [item for item in error.errors() if not _long_enough(item)]
+    return "\n".join(f"  {_place(item, data) or '(top level)'}: {_problem(item, root)}" for item in items)
+
+
+def _long_enough(item: Mapping[str, Any]) -> bool:
+    """Return whether a list is too short for pydantic alone, which does not count elements that are wrong."""
+    found = item.get("input")
+    return item["type"] == "too_short" and isinstance(found, (list, tuple)) and len(found) >= item["ctx"]["min_length"]
+
+
+def _place(item: Mapping[str, Any], data: Any) -> str:
+    """Return the keys to a problem, with elements of lists by their ids, and without tags of unions."""
+    names: list[str] = []
+    place, inside, in_list = item["loc"], data, False
+    for depth, part in enumerate(place, 1):
+        missing = item["type"] == "missing" and depth == len(place)
+        if in_list and isinstance(inside, Mapping) and part not in inside and not missing:
+            in_list = False
+            continue
+        in_list = isinstance(inside, list) and isinstance(part, int) and part < len(inside)
+        known = in_list or (isinstance(inside, Mapping) and part in inside)
+        inside = inside[part] if known else None
+        names.append(_called(inside, part) if in_list else str(part))
+    return ".".join(names)
+
+
+def _called(element: Any, number: int | str) -> str:
+    """Return the name of an element of a list, or else its number."""
+    name = element.get("id", element.get("kind")) if isinstance(element, Mapping) else None
+    return name if isinstance(name, str) else str(number)
 
 
 def _problem(item: Mapping[str, Any], root: type[BaseModel] | None) -> str:

@@ -15,7 +15,7 @@ from harness.history.folder import load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
 from harness.judging.references import baselines_for, known_of
-from harness.profiles.engine_args import SWITCHES, VALUES, VARIABLES, check_arguments, check_variables
+from harness.profiles.engine_args import SETTINGS, SWITCHES, VALUES, VARIABLES, check_arguments, check_variables
 from harness.profiles.load import load_profile
 from harness.reports.judge_run import assess
 from harness.util.names import SafeName
@@ -144,20 +144,20 @@ def test_no_source_binds_every_address():
         ["--scheduling-policy", "/etc/passwd"],
         ["--scheduling-policy=../x"],
         ["--scheduling-policy", '{"a": 1}'],
-        ["--block-size", "32", "33", "--middleware=x.y"],
+        ["--stream-interval", "32", "33", "--middleware=x.y"],
         # Positional: the server would take it for the model.
-        ["--block-size", "32", "evil/model"],
-        ["--block-size", "32", "evil-model"],
-        ["--block-size=32", "evil-model"],
+        ["--stream-interval", "32", "evil/model"],
+        ["--stream-interval", "32", "evil-model"],
+        ["--stream-interval=32", "evil-model"],
         ["--max-logprobs", "-1", "evil-model"],
         ["--cudagraph-capture-sizes", "1", "2", "evil-model"],
         ["--cudagraph-capture-sizes", "1", "-1"],
-        ["--async-scheduling", "--block-size"],
-        ["--block-size", "--async-scheduling"],
-        ["--enforce-eager", "stray"],
-        ["--enforce-eager=stray"],
+        ["--async-scheduling", "--stream-interval"],
+        ["--stream-interval", "--async-scheduling"],
+        ["--enable-dbo", "stray"],
+        ["--enable-dbo=stray"],
         ["--scheduling-policy", "--middleware=x.y"],
-        ["--block-size\n--middleware", "x"],
+        ["--stream-interval\n--middleware", "x"],
     ],
 )
 def test_arguments_that_could_run_code_or_open_addresses_are_refused(arguments, tmp_path):
@@ -178,6 +178,7 @@ def test_arguments_that_only_tune_are_taken():
     check_arguments(["--scheduling-policy", "priority", "--no-enable-prefix-caching", "--max_logprobs=-1"])
     check_arguments(["--cudagraph-capture-sizes", "1", "2", "4", "--async-scheduling", "--max-logprobs", "-1"])
     assert not (SWITCHES & VALUES)
+    assert not (SETTINGS.keys() & (SWITCHES | VALUES))
 
 
 @pytest.mark.parametrize(

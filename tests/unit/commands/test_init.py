@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands.init import InitOptions, new_profile
-from harness.errors import EnvironmentFault, UsageError
+from harness.errors import DataError, EnvironmentFault, UsageError
 from harness.judging.power import sensitivity
 from harness.profiles.hub import Hub, Remote
 from harness.profiles.load import read_profile
@@ -18,6 +18,7 @@ from harness.workload.prepare import prepare
 from tests.support.program import inside
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+PROBE = REPOSITORY / "models" / "probe"
 WANTED = InitOptions("Qwen/Qwen3-4B", "me/x", "eagle3", 5, "gpu", None)
 
 
@@ -91,10 +92,18 @@ def test_what_is_written_can_be_planned_and_could_pass(tmp_path, method, device)
         ({"drafts": 16, "block_size": 16}, "--block-size 16: expected more than the 16 KV slots that eagle3 reserves"),
         (
             {"block_size": 20, "device": "cpu"},
-            "--block-size 20: expected a multiple of 32, as vLLM's attention on cpu wants; give 32",
+            "--block-size: expected a multiple of 32, as vLLM's attention on cpu wants, found 20; give 32",
         ),
-        ({"block_size": 24}, "a multiple of 16, as vLLM's attention on gpu wants; give 16 or 32"),
+        ({"block_size": 24}, "a multiple of 16, as vLLM's attention on gpu wants, found 24; give 16 or 32"),
         ({"name": "My Model"}, "--name My Model: expected lower-case letters, digits and dashes, such as my-model"),
+        ({"name": "cpu"}, "--name: expected one that no shipped profile has, found cpu; give another, such as my-cpu"),
+        ({"target": "me/smollm2"}, "found smollm2; give another, such as my-smollm2"),
+        ({"drafter": "Qwen/Qwen3-4B"}, "drafter of eagle3: expected a model that was trained to draft for the target"),
+        ({"target": f"{PROBE}/eagle3"}, "which can only draft (LlamaForCausalLMEagle3 in its config.json)"),
+        (
+            {"target": f"{PROBE}/target", "drafter": f"{PROBE}/eagle3/../target", "tokenizer": f"{PROBE}/tokenizer"},
+            "found the target itself",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):
@@ -105,7 +114,7 @@ def test_what_does_not_fit_together_is_a_sentence(tmp_path, changes, words):
 
 
 def test_a_folder_without_a_tokenizer_is_refused_and_one_can_be_named(tmp_path):
-    probe = str(REPOSITORY / "models" / "probe" / "target")
+    probe = str(PROBE / "target")
     wanted = InitOptions(probe, None, "ngram", None, "cpu", None)
     with pytest.raises(UsageError, match=r"the folder has no tokenizer .*; name one with --tokenizer MODEL"):
         written(tmp_path, wanted)
@@ -127,6 +136,23 @@ def test_command_prints_or_writes_and_never_overwrites(tmp_path):
     assert "this file exists already; name another one" in output
     code, output = inside(*given, "--device", "tpu")
     assert (code, "expected cpu or gpu" in output) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("q.jsonl", "{", "--questions {}, line 1: expected a JSON object"),
+        ("q.jsonl", '{"text": "a"}', "--questions {}: expected a column 'prompt', found text; call the one with the"),
+        ("q.csv", "a,b", "--questions {}: expected the ending .jsonl"),
+        ("q.jsonl", '{"prompt": 3}', "found none; call the one with the texts prompt"),
+    ],
+)
+def test_what_is_wrong_with_questions_names_the_option_that_gave_them(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(DataError) as refused:
+        written(tmp_path, WANTED._replace(questions=path))
+    assert words.format(path) in str(refused.value) and "--column" not in str(refused.value)
 
 
 def test_models_and_questions_beside_the_profile_are_named_from_there(tmp_path):

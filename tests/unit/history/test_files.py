@@ -183,7 +183,7 @@ def test_other_folders_are_no_runs(tmp_path):
         (lambda r: r["methods"][1].update(drafter="/nowhere/drafter"), "/nowhere/drafter"),
         (lambda r: r["workload"].update(prompts="/nowhere/p.jsonl"), "/nowhere/p.jsonl"),
         (lambda r: r["methods"][1].update(num_speculative_tokens=0), "num_speculative_tokens"),
-        (lambda r: r["engine"].update(block_size=8) or r["methods"][1].update(num_speculative_tokens=9), "lookahead"),
+        (lambda r: r["engine"].update(block_size=16) or r["methods"][1].update(num_speculative_tokens=16), "lookahead"),
         (lambda r: r.update(format=2), "format"),
         (lambda r: r.update(name="../../etc"), "name"),
     ],

@@ -328,6 +328,14 @@ def test_entry_that_is_too_wide_is_refused(tmp_path, change, words):
     assert words in str(refused.value)
 
 
+def test_a_misspelt_key_is_said_beside_those_that_are_missing(tmp_path):
+    entry = {key: value for key, value in ENTRY.items() if key not in ("classes", "checks")}
+    with pytest.raises(DataError) as refused:
+        known(tmp_path, {**entry, "clases": ENTRY["classes"]})
+    assert f"defects.{ENTRY['id']}.clases: unknown key; did you mean classes?" in str(refused.value)
+    assert f"defects.{ENTRY['id']}.checks: expected this key, found none; add it" in str(refused.value)
+
+
 def test_entry_for_everything_in_one_place_is_allowed(tmp_path):
     wide = {"cells": ["*"], "checks": ["*"]}
     assert known(tmp_path, {**ENTRY, **wide, "scenarios": ["cold"], "expires": date(2026, 6, 29)}) is not None

@@ -128,6 +128,11 @@ def test_outputs_are_scored_by_the_plain_engine_of_their_variant():
         ({"runner": {"v1": {"engine": {"model_runner": "V9"}}}}, "model_runner"),
         ({"runner": {"ok": {}, "bad": {"engine": {"block_size": 2}}}}, "block_size"),
         ({"models": {"here": {}, "gone": {"target": "nowhere"}}}, "expected a model folder"),
+        (
+            {"block": {name: {"engine": {"block_size": 32}} for name in ("b32", "b16")}},
+            "axes: expected values that differ, found b32 and b16 with the same settings",
+        ),
+        ({"runner": AXES["runner"], "plainest": {"all": {}, "same": {}}}, "found v1 and v1.same"),
     ],
 )
 def test_axes_that_cannot_be_expanded_are_refused_in_words(tmp_path, axes, sentence):

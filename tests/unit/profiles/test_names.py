@@ -22,7 +22,7 @@ COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
     ],
 )
 def test_names_stand_for_repositories_everywhere_in_a_profile(tmp_path, text, repo, revision, pinned):
-    methods = [{"kind": "none"}, {"kind": "eagle3", "drafter": text}]
+    methods = [{"kind": "none"}, {"kind": "mtp", "drafter": text}]
     profile = read_profile(extending(tmp_path, target=text, methods=methods))
     for model in (profile.target, profile.methods[1].drafter):
         assert (model.repo, model.revision, model.pinned, model.trust_remote_code) == (repo, revision, pinned, False)

@@ -70,7 +70,13 @@ def test_more_scenarios_replace_those_with_their_ids_and_follow_the_others(tmp_p
             "more_scenarios: expected a list of scenarios, found 'recovery'",
         ),
         ({"more_scenarios": [{"id": "a"}]}, "more_scenarios: expected a profile that extends another"),
-        ({"extends": "cpu", "without_scenarios": ["recover"]}, "expected ids among prefix-hit, .*, found 'recover'"),
+        (
+            {"extends": "cpu", "without_scenarios": ["recover"]},
+            r"expected ids of inherited scenarios, found 'recover'; did you mean recovery\?",
+        ),
+        ({"extends": "cpu", "without_scenarios": ["qqq"]}, "found 'qqq'; there are prefix-hit, .*, apis$"),
+        ({"extends": "cpu", "scenarios": [], "without_scenarios": ["apis"]}, "found 'apis'; there are none$"),
+        ({"extends": "cpu", "more_scenarios": [{"kind": "aged"}]}, "more_scenarios: expected an id in each scenario"),
         ({"extends": "cpu", "without_scenarios": [7]}, "without_scenarios: expected a list of ids"),
     ],
 )

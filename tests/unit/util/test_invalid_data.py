@@ -40,13 +40,38 @@ def said(folder: Path, **keys: object) -> str:
             {"scenarios": [{"kind": "prefix-hitt", "id": "x"}]},
             "as 'kind', found 'prefix-hitt'; did you mean prefix-hit?",
         ),
-        ({"methods": [{"kind": "eagle3", "draftr": "x"}]}, "draftr: unknown key; did you mean drafter?"),
+        ({"methods": [{"kind": "eagle3", "draftr": "x"}]}, "  methods.eagle3.draftr: unknown key; did you mean dra"),
+        ({"methods": [{"kind": "eagl3", "drafter": "x"}]}, "  methods.eagl3: expected none, eagle3, dflash, mtp, or a"),
+        ({"methods": [{"kind": "eagl3", "drafter": "x"}]}, "found 'eagl3' without one; did you mean eagle3?"),
+        ({"routes": []}, "routes: expected a list with at least 1 of them, found an empty list"),
+        ({"exclude": [{"cells": "x"}]}, "  exclude.0.reason: expected this key, found none; add it"),
+        (
+            {"more_scenarios": [{"kind": "sampled", "id": "foo", "temperatur": 1.0}]},
+            "  scenarios.foo.temperatur: unknown key; did you mean temperature?",
+        ),
+        (
+            {"more_scenarios": [{"kind": "sampled", "id": "foo", "temperatur": 1.0}]},
+            "  scenarios.foo.prompts: expected this key, found none; add it",
+        ),
     ],
 )
 def test_problems_are_said_in_plain_words(tmp_path, keys, line):
     words = said(tmp_path, **keys)
     assert line in words, words
     assert "Input should" not in words and "Value error" not in words
+
+
+@pytest.mark.parametrize(
+    "keys", [{"routes": ["clent"]}, {"methods": [{"kind": "none", "k": 1}, {"kind": "eagle3", "draftr": "x"}]}]
+)
+def test_a_list_whose_elements_are_wrong_is_not_called_empty(tmp_path, keys):
+    assert "expected a list with at least" not in said(tmp_path, **keys)
+
+
+def test_elements_that_an_axis_replaces_are_not_called_by_the_names_of_others(tmp_path):
+    few = {"scenarios": [{"kind": "sampled", "id": "mine", "temperatur": 1.0}]}
+    words = said(tmp_path, axes={"states": {"all": {"scenarios": []}, "few": few}})
+    assert "scenarios.0.sampled.temperatur: unknown key" in words, words
 
 
 def test_what_a_validator_says_is_said_once(tmp_path):
