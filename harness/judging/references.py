@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, RUN, SECOND, rounds_below
 from harness.history.records import COLD, COUNTED, RESCORE
 from harness.judging.evidence import Stages, judging_of
+from harness.judging.remedies import without_baseline
+from harness.profiles.cells import CellName
 from harness.util.files import sha256_bytes, write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
@@ -82,7 +85,9 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
             continue
         try:
             identity = identity_in(history, method)
-            out[method] = look_up(where, identity, history.run.asked_for.source, limits, history.run.started, index)
+            advice = partial(without_baseline, history, identity.prompts_sha256, CellName.of_lineup(method).variant)
+            source = history.run.asked_for.source
+            out[method] = look_up(where, identity, source, limits, history.run.started, index, advice)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out
