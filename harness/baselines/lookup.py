@@ -73,10 +73,12 @@ def differing(ours: Identity, theirs: Identity, across: Collection[str] = ()) ->
     return out
 
 
-def describe_difference(ours: Identity, theirs: Identity, fields: Iterable[str]) -> str:
+def describe_difference(
+    ours: Identity, theirs: Identity, fields: Iterable[str], reference: str = "the baseline"
+) -> str:
     """Return the differing fields with both values."""
     return "; ".join(
-        f"{field}: this run has {shortened(getattr(ours, field))}, the baseline {shortened(getattr(theirs, field))}"
+        f"{field}: this run has {shortened(getattr(ours, field))}, {reference} {shortened(getattr(theirs, field))}"
         for field in fields
     )
 

@@ -158,6 +158,17 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
     return {**found, **_completed(history, references.against, found)}
 
 
+def nothing_comparable(history: History, other: History | None, found: Mapping[str, Lookup]) -> str | None:
+    """Return why no cell of a run can be compared with another run (``--against``), or None: one can, or there is no
+    other run."""
+    wanted = [found[m] for m in dict.fromkeys(CellName.of(c.cell).lineup for c in history.run.cells) if m in found]
+    if other is None or not wanted or any(lookup.found for lookup in wanted):
+        return None
+    first, *rest = dict.fromkeys(lookup.reason for lookup in wanted)
+    more = f"; and {counted(len(rest), 'more reason')}" if rest else ""
+    return f"nothing in {other.folder} can be compared with this run (--against): {first}{more}"
+
+
 def _completed(history: History, other: Path, found: Mapping[str, Lookup]) -> dict[str, Lookup]:
     """Return lookups with rows of the baselines for prompts that are never sent cold and that the other run's single
     engines were not asked, such as those of scenarios for pairs alone. One notice says which."""

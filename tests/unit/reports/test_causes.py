@@ -114,6 +114,25 @@ def test_a_run_that_is_compared_with_itself_says_so():
     assert "compared with itself" not in " ".join((other.sentence, *other.judgement.notices))
 
 
+def test_the_run_that_another_one_is_compared_with_is_named_among_what_it_is_judged_from():
+    other = load_history(RUNS / "plan-rows")
+    made = assess(load_history(RUNS / "pass"), References(against=other.folder)).inputs
+    assert made is not None and made.as_json()["against"] == {"run": other.run.run_id, "record": other.sha256}
+    assert f"of run {other.run.run_id} (record {str(other.sha256)[:12]}), expected failures" in made.sentence
+    alone = assess(load_history(RUNS / "pass")).inputs
+    assert alone is not None and alone.as_json()["against"] is None
+
+
+def test_a_run_that_nothing_in_the_other_one_can_be_compared_with_says_why():
+    summary = assess(load_history(RUNS / "M4"), References(against=RUNS / "gpu"))
+    (notice,) = [n for n in summary.judgement.notices if "--against" in n]
+    assert notice.startswith(f"nothing in {RUNS / 'gpu'} can be compared with this run (--against): ")
+    assert "prompts_sha256: this run has 0adb4cec60bf…, the other 7f6e0d77918f…" in notice
+    assert "nothing of run" in summary.inputs.sentence
+    same = assess(load_history(RUNS / "pass"), References(against=RUNS / "pass"))
+    assert same.inputs.baselines and not [n for n in same.judgement.notices if n.startswith("nothing in")]
+
+
 def test_an_unknown_run_says_what_is_missing():
     summary = summarise_run(made := history(pair(("pd-none", "single-none"))), judge(made, {}))
     assert summary.verdict is Verdict.UNKNOWN
