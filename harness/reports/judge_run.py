@@ -19,6 +19,7 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known, expected_anyway
+from harness.judging.notices import with_deciding
 from harness.judging.references import (
     PROFILE_OWN,
     References,
@@ -76,17 +77,20 @@ def _judged(
 ) -> Judgement:
     stages = load_stages(history)
     judgement = judge(history, baselines, stages, processes)
-    unused = [
+    deciding = [
         _itself(history, other),
         nothing_comparable(history, other, baselines),
-        *unused_stages(history, stages),
-        *(unused_baselines(history, references.baselines) if references.against is None else ()),
         unread_list(history) if references.known is None else None,
+    ]
+    others = [
+        *unused_stages(history, stages),
         *standing_in(history, references),
         *judged_otherwise(history, references, baselines, known),
+        *(unused_baselines(history, references.baselines) if references.against is None else ()),
     ]
-    notices = (*judgement.notices, *filter(None, unused))
+    notices = with_deciding(judgement.notices, filter(None, deciding))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
+    judgement = judgement.model_copy(update={"notices": (*judgement.notices, *others)})
     for doubt in filter(None, (changed_copies(history, references), _of_set_aside(history, baselines, known))):
         verdict = worst([judgement.verdict, Verdict.UNKNOWN])
         judgement = judgement.model_copy(update={"verdict": verdict, "notices": (doubt, *judgement.notices)})

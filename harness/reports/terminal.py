@@ -55,9 +55,9 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
-    _more(console, len(summary.judgement.notices) - _NOTICES, "notice")
+    _more(console, len(summary.judgement.notices) - _NOTICES, "notice", summary)
     console.print(_cells(summary, console.width))
-    _more(console, len(summary.cells) - _CELLS, "cell")
+    _more(console, len(summary.cells) - _CELLS, "cell", summary)
     _causes(summary, console)
     for _, line in summary.published[:1]:
         _lines(console, f"advisory: {line}", most=1)
@@ -72,7 +72,7 @@ def _causes(summary: RunSummary, console: Console) -> None:
     for nth, cause in enumerate(summary.found[:_CAUSES]):
         first = "" if nth else detail_of(cause)
         _lines(console, first or sentence_of(cause), cause.verdict, most=1 if nth else 3)
-    _more(console, len(summary.found) - _CAUSES, "cause")
+    _more(console, len(summary.found) - _CAUSES, "cause", summary)
     if summary.untested:
         _lines(console, summary.untested_words, most=1)
     known = sorted({f"{c.known} {c.link}" for c in summary.expected})
@@ -128,9 +128,11 @@ def _unbroken(console: Console, text: str) -> None:
     console.print(harmless(text).replace("\n", "�"), soft_wrap=True, highlight=False, markup=False)
 
 
-def _more(console: Console, left: int, what: str, of: str = "") -> None:
+def _more(console: Console, left: int, what: str, summary: RunSummary) -> None:
+    """Print how many more there are, and where they can be read."""
     if left > 0:
-        console.print(f"… {counted(left, f'more {what}')}{of} in the report", highlight=False)
+        where = " in the report" if summary.written is not None else ": `harness check` has all with --json or --out DIR"
+        console.print(f"… {counted(left, f'more {what}')}{where}", highlight=False)
 
 
 _GAP = 3
