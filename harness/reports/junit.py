@@ -123,7 +123,7 @@ def render_junit(summary: RunSummary) -> str:
             root, "testsuite", name="run", tests="1", failures="0", errors="1", skipped="0", time="0.000"
         )
         case = ET.SubElement(suite, "testcase", classname="run", name="verdict", time="0")
-        node = ET.SubElement(case, "error", type=summary.verdict.value, message=xml_safe(summary.sentence)[:300])
+        node = ET.SubElement(case, "error", type=summary.verdict.value, message=xml_safe(summary.brief)[:300])
         node.text = xml_safe("\n".join(summary.judgement.notices) or summary.sentence)
     for key in ("tests", "failures", "errors"):
         root.set(key, str(sum(int(suite.get(key, 0)) for suite in root)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cli.shapes import judged_run
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -131,6 +132,21 @@ def test_a_run_that_nothing_in_the_other_one_can_be_compared_with_says_why():
     assert "nothing of run" in summary.inputs.sentence
     same = assess(load_history(RUNS / "pass"), References(against=RUNS / "pass"))
     assert same.inputs.baselines and not [n for n in same.judgement.notices if n.startswith("nothing in")]
+
+
+def test_machines_are_told_texts_whole():
+    summary = assess(load_history(RUNS / "real-model"))
+    told = judged_run(summary)
+    texts = [
+        told["sentence"],
+        *(c["sentence"] for c in told["causes"]),
+        *(d for c in told["cells"] for d in c["diagnoses"]),
+    ]
+    advised = [t for t in texts if "send more prompts" in t]
+    assert len(advised) > 2 and all("(`harness plan` says what they show)" in t for t in advised)
+    assert not [t for t in texts if "…" in t]
+    # A terminal has less room, and what to do has to be there.
+    assert "…; send more prompts (`harness plan` says what they show)" in summary.brief
 
 
 def test_an_unknown_run_says_what_is_missing():
