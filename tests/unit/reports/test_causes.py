@@ -215,6 +215,9 @@ def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
     assert "registered tests found a change beyond chance in 288 requests" in summary.sentence
     assert "every P/D request moved its KV" in summary.sentence
     assert "no answer was checked token by token" in summary.exposure.sentence
+    # The table counts equal answers all the same.
+    assert any("/" in equal for equal in summary.equal_tokens.values())
+    assert "(equal answers are counted, but" in summary.exposure.sentence
 
 
 # --- exposure ---------------------------------------------------------------------------------------------------------
