@@ -56,7 +56,7 @@ def render_markdown(summary: RunSummary) -> str:
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",
         "",
-        f"{plain_cell(summary.brief)} Exposure: {plain_cell(summary.exposure.sentence)}."
+        f"{plain_cell(summary.brief, 500)} Exposure: {plain_cell(summary.exposure.sentence)}."
         + (f" **Next:** {plain_cell(summary.next_step)}." if summary.next_step and not summary.only_repro else ""),
         "",
         *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
