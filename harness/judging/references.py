@@ -161,7 +161,9 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
 def nothing_comparable(history: History, other: History | None, found: Mapping[str, Lookup]) -> str | None:
     """Return why no cell of a run can be compared with another run (``--against``), or None: one can, or there is no
     other run."""
-    wanted = [found[m] for m in dict.fromkeys(CellName.of(c.cell).lineup for c in history.run.cells) if m in found]
+    names = [CellName.of(c.cell) for c in history.run.cells]
+    # Tokens of a method are compared with plain decoding, too.
+    wanted = [found[m] for m in dict.fromkeys(m for n in names for m in (n.lineup, n.plain)) if m in found]
     if other is None or not wanted or any(lookup.found for lookup in wanted):
         return None
     first, *rest = dict.fromkeys(lookup.reason for lookup in wanted)
