@@ -241,7 +241,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the verdict of the matrix, the command that shows its gravest cause again, and the path of its report."""
     outcome = config.stash.get(_OUTCOME, None)
     if outcome is not None:
-        terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.sentence}")
+        terminalreporter.write_line(f"matrix: {outcome.summary.verdict}: {outcome.summary.brief}")
         if outcome.summary.repro:
             terminalreporter.write_line(f"reproduce: {outcome.summary.repro}")
         terminalreporter.write_line(f"report: {outcome.folder / 'report.html'}")

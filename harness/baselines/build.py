@@ -402,7 +402,7 @@ def references_in(history: History, wanted: Mapping[str, Identity]) -> dict[str,
             continue
         fields = differing(identity, theirs)
         if fields:
-            words = describe_difference(identity, theirs, fields)
+            words = describe_difference(identity, theirs, fields, "the other")
             out[method] = Lookup(None, f"{history.folder} was recorded with other settings or prompts ({words})")
             continue
         warm = _longest_in_scenarios(history, cell)

@@ -8,7 +8,7 @@ A profile may name fields to compare across (``judging.baseline_across``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -73,10 +73,12 @@ def differing(ours: Identity, theirs: Identity, across: Collection[str] = ()) ->
     return out
 
 
-def describe_difference(ours: Identity, theirs: Identity, fields: Iterable[str]) -> str:
+def describe_difference(
+    ours: Identity, theirs: Identity, fields: Iterable[str], reference: str = "the baseline"
+) -> str:
     """Return the differing fields with both values."""
     return "; ".join(
-        f"{field}: this run has {shortened(getattr(ours, field))}, the baseline {shortened(getattr(theirs, field))}"
+        f"{field}: this run has {shortened(getattr(ours, field))}, {reference} {shortened(getattr(theirs, field))}"
         for field in fields
     )
 
@@ -103,14 +105,15 @@ def look_up(
     limits: Limits,
     started: str,
     index: BaselineIndex | None = None,
+    advice: Callable[[], str] | None = None,
 ) -> Lookup:
-    """Return the baseline for an identity, or the reason why there is none and the command that creates it.
+    """Return the baseline for an identity, or the reason why there is none and what to do: the command that creates it,
+    or what ``advice`` says, which is asked only then.
 
     ``started`` is when the run began (ISO 8601). The age is relative to it, so that judging again later gives the same
     result. Pass ``index`` to look up several identities in one folder.
     """
     index = index or BaselineIndex(folder)
-    remedy = f"record it with `harness baseline record --profile {profile_name}`"
     candidates = [
         (item, differing(identity, item.header.identity, limits.across)) for item in index.by_method[identity.method]
     ]
@@ -126,6 +129,7 @@ def look_up(
         return Lookup(item, "", notices, item.path, tuple(differing(identity, item.header.identity)))
     if damaged:
         return Lookup(None, min(damaged))
+    remedy = advice() if advice is not None else record_with(profile_name)
     others = [(len(fields), item, fields) for item, fields in candidates if fields]
     if others:
         fewest = min(count for count, _, _ in others)
@@ -137,6 +141,11 @@ def look_up(
         )
         return Lookup(None, f"{min(reasons)}; {remedy}")
     return Lookup(None, f"expected a baseline of {identity.method} in {folder}, found none; {remedy}")
+
+
+def record_with(profile: str) -> str:
+    """Return the advice to record a baseline with a profile."""
+    return f"record it with `harness baseline record --profile {profile}`"
 
 
 def _nearest(identity: Identity, items: Iterable[StoredBaseline]) -> list[StoredBaseline]:

@@ -31,7 +31,7 @@ from harness.runner.run import new_folder
 from harness.util.files import write_atomic
 from harness.util.progress import Reporter
 from harness.util.strict import shortened
-from harness.util.text import counted
+from harness.util.text import counted, without_log
 from harness.workload.at_once import Item
 from harness.workload.cells import CellWork
 from harness.workload.prepare import Prepared, prepare
@@ -139,7 +139,7 @@ def cause(run: RunSummary) -> str:
     )
     found = [f.message for f in run.judgement.findings if f.verdict is Verdict.UNKNOWN]
     first = next(iter([*(reason for reason, _ in reasons.most_common(1)), *found]), "no reason is on record")
-    return shortened(" ".join(first.partition("; last lines of ")[0].split()))
+    return shortened(without_log(first))
 
 
 def conclusion(comparison: Comparison) -> tuple[Verdict, str]:

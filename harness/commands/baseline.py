@@ -20,7 +20,7 @@ from harness.history.identity import identity_of
 from harness.judging.power import lookups_now
 from harness.profiles.availability import reason_for
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.load import load_profile
+from harness.profiles.load import load_profile, require_here
 from harness.profiles.methods import Method
 from harness.scheduling.gpus import gpus
 from harness.util.signals import ignored
@@ -127,7 +127,8 @@ def accept(run_dir: Path, again_dir: Path | None, source: str | None, folder: Pa
     """
     history = load_history(run_dir)
     again = load_history(again_dir) if again_dir is not None else None
-    prepared = prepare(source or history.run.asked_for.source, ["single-*"])
+    named = source or require_here(history.run.asked_for.source, "name a profile with --profile")
+    prepared = prepare(named, ["single-*"])
     where = folder_for(prepared, folder, history.run.engine_flags)
     return new_baselines(history, again, prepared.sets, where, keep_unasked=True)
 

@@ -26,6 +26,7 @@ from harness.history.run_kind import require_plain
 from harness.judging.checks.registry import NOTHING, tripped_once
 from harness.judging.references import baselines_for, load_stages
 from harness.profiles.cells import CellName, EngineGroup, Plan
+from harness.profiles.load import require_here
 from harness.reports.judge_run import Outcome, assess, judge_and_report
 from harness.runner.groups import Runner
 from harness.runner.options import DEFAULTS, RunOptions
@@ -74,7 +75,7 @@ def prepare_resume(folder: Path) -> Resumable:
     _require_resumable(history)
     run = history.run
     scenarios = dict.fromkeys(s for c in run.cells for s in ([COLD] if c.planned else []) + list(c.scenarios))
-    source = run.asked_for.source
+    source = require_here(run.asked_for.source, "resume it in the folder that it was started in, or restore the file")
     whole = prepare(source, [c.cell for c in run.cells], list(scenarios))
     # ``--witness`` and ``--no-witness`` are not in the profile.
     whole = whole.witnessing("kv" if run.asked_for.witness == "kv" else "off")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from harness.history.verdict import Verdict
+from harness.judging.checks.model import TestName
 from harness.judging.figures import HypothesisFigures
 from harness.judging.findings import CellVerdict, CheckResult, Judgement
 from harness.profiles.cells import CellName
@@ -19,6 +20,8 @@ from harness.util.text import counted
 
 TOKEN_CHECKS = ("tokens-reference", "tokens-baseline", "rescored", "logprob-trace")
 """Checks that read the tokens of each answer and fail for a single wrong one."""
+_COMPARES: TestName = "survival"
+"""The registered test that compares tokens."""
 
 
 class Exposure(NamedTuple):
@@ -28,6 +31,8 @@ class Exposure(NamedTuple):
     handed_off: int
     """Those of P/D cells, but for requests of which the check of transfers says that nothing, or nothing that is
     proven, was handed over."""
+    by_tests: bool = False
+    """Whether registered tests compare the answers, all together: reports count equal ones, which checks nothing."""
 
     @property
     def answers(self) -> int:
@@ -36,7 +41,13 @@ class Exposure(NamedTuple):
     @property
     def sentence(self) -> str:
         if not self.answers:
-            return "no answer was checked token by token, so a bug that hits single requests is not excluded"
+            counted_only = (
+                " (equal answers are counted, but a single different one is no finding where rounding may part them)"
+            )
+            return (
+                "no answer was checked token by token, so a bug that hits single requests is not excluded"
+                f"{counted_only if self.by_tests else ''}"
+            )
         checked = f"{counted(self.answers, 'answer')} checked token by token"
         shown = f"a bug that hits {_share(self.answers, 'request')}"
         if self.handed_off == self.answers:
@@ -82,7 +93,8 @@ def exposure_of(judgement: Judgement) -> Exposure:
         by_cell[cell.cell] = by_cell.get(cell.cell, 0) + answers
         if CellName.of(cell.cell).topology == "pd":
             handed_off += max(0, answers - _not_handed_off(cell))
-    return Exposure(by_cell, handed_off)
+    by_tests = any(r.check == _COMPARES for cell in judgement.cells for r in cell.results)
+    return Exposure(by_cell, handed_off, by_tests)
 
 
 def _not_handed_off(cell: CellVerdict) -> int:

@@ -9,7 +9,7 @@ versions are those of the run, so that judging it again later gives the same ans
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 
 from harness.errors import DataError
@@ -17,6 +17,7 @@ from harness.history.folder import History
 from harness.history.records import Form, Leg, Observation, in_words
 from harness.history.verdict import Verdict, worst
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
+from harness.judging.notices import with_deciding
 from harness.observed.cell import ObservedCell
 from harness.profiles.cells import CellName
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects, matches_any
@@ -34,7 +35,9 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         return judgement
     version = history.run.versions.get("vllm")
     device = "gpu" if history.run.asked_for.engine.on_gpu else "cpu"
-    valid, notices = [], []
+    valid: list[Entry] = []
+    notices: list[str] = []
+    deciding: list[str] = []
     for entry in known.entries:
         narrowed = _with_its_runner(entry.defect, history)
         if narrowed is None or not narrowed.covers_run(version, device):
@@ -45,7 +48,7 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
             what = (
                 "its findings fail the run again; renew it in" if again else "it matches nothing here; delete it from"
             )
-            notices.append(
+            (deciding if again else notices).append(
                 f"expected failure {entry.defect.id} expired on {entry.defect.expires}: {what} {known.path.name}, line "
                 f"{entry.first_line}"
             )
@@ -53,9 +56,11 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         valid.append(entry)
     cells = tuple(_cell(c, valid, history) for c in judgement.cells)
     for entry in valid:
+        deciding += _deciding(entry, judgement, cells, history, known.path.name)
         notices += _entry_notices(entry, judgement, cells, history, known.path.name)
     verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
-    return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": (*judgement.notices, *notices)})
+    said = with_deciding([*judgement.notices, *notices], deciding)
+    return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": said})
 
 
 def expected_anyway(judgement: Judgement, known: KnownDefects | None, history: History) -> dict[str, str]:
@@ -185,15 +190,12 @@ def _result(result: CheckResult, entries: list[Entry], history: History) -> Chec
     return result.model_copy(update={"findings": tuple(found), "verdict": worst(f.verdict for f in found)})
 
 
-def _entry_notices(
-    entry: Entry, before: Judgement, after: Iterable[CellVerdict], history: History, name: str
+def _deciding(
+    entry: Entry, before: Judgement, after: Sequence[CellVerdict], history: History, name: str
 ) -> Iterable[str]:
-    defect = entry.defect
-    findings = [f for c in after for r in c.results for f in r.findings]
-    mine = [f for f in findings if f.known == defect.id]
-    lines = f"lines {entry.first_line} to {entry.last_line} of {name}"
-    found = [(c, _matching(defect, c, history)) for c in before.cells]
-    grown = [(c, n) for c, n in found if n > defect.at_most or 0 < n < defect.at_least]
+    """Yield why what looks like an entry's defect fails the run all the same."""
+    defect, lines = entry.defect, _lines(entry, name)
+    grown = list(_too_few_or_many(defect, before, history))
     for cell, count in grown:
         limit, key, what = (
             (f"at most {defect.at_most}", "at_most", "raise")
@@ -204,7 +206,24 @@ def _entry_notices(
             f"expected failure {defect.id} covers nothing in {in_words(cell.cell, cell.scenario)}: expected {limit} "
             f"findings, found {count}; if all of them are that defect, {what} {key} ({lines})"
         )
-    if mine:
+    if _covered(defect, after):
+        uncovered = (f for f in _findings(after) if f.known is None and f.verdict.fails and _near(defect, f))
+        wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
+        if wider:
+            yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
+    elif not grown and (failing := _failing(defect, after)):
+        yield (
+            f"expected failure {defect.id} covers nothing in {', '.join(failing)}, which fails otherwise than it "
+            f"says: look whether it is the same defect before anything else is done about {lines}"
+        )
+
+
+def _entry_notices(
+    entry: Entry, before: Judgement, after: Sequence[CellVerdict], history: History, name: str
+) -> Iterable[str]:
+    """Yield what an entry covers and hides, or that it did not show."""
+    defect = entry.defect
+    if mine := _covered(defect, after):
         matched = counted(how_many(mine), "finding")
         yield f"KNOWN {defect.id}: {matched}, until {defect.expires}: {defect.reason} ({defect.link})"
         if defect.untested:
@@ -212,26 +231,43 @@ def _entry_notices(
                 f"{UNTESTED}{in_words_of(mine)}: {defect.id} hides everything else there; test these states where it "
                 "does not show"
             )
-        uncovered = (f for f in findings if f.known is None and f.verdict.fails and _near(defect, f))
-        wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
-        if wider:
-            yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
         return
-    if defect.sometimes:
+    if defect.sometimes or _failing(defect, after) or any(_too_few_or_many(defect, before, history)):
         return
     named = [c for c in before.cells if _names(defect, c) and _was_looked_for(defect, c)]
     judged = [c for c in named if c.verdict is not Verdict.UNKNOWN]
-    failing = sorted({in_words(c.cell, c.scenario) for c in after if c.verdict.fails and _names(defect, c)})
-    if failing and not grown:
-        yield (
-            f"expected failure {defect.id} covers nothing in {', '.join(failing)}, which fails otherwise than it "
-            f"says: look whether it is the same defect before anything else is done about {lines}"
-        )
-    elif judged and not grown:
+    if judged:
         yield (
             f"expected failure {defect.id} did not show in {len(judged)} cells that it names; if it is fixed, delete "
-            f"{lines}"
+            f"{_lines(entry, name)}"
         )
+
+
+def _lines(entry: Entry, name: str) -> str:
+    return f"lines {entry.first_line} to {entry.last_line} of {name}"
+
+
+def _findings(cells: Iterable[CellVerdict]) -> list[Finding]:
+    return [f for c in cells for r in c.results for f in r.findings]
+
+
+def _covered(defect: KnownDefect, cells: Iterable[CellVerdict]) -> list[Finding]:
+    return [f for f in _findings(cells) if f.known == defect.id]
+
+
+def _failing(defect: KnownDefect, cells: Iterable[CellVerdict]) -> list[str]:
+    """Return the states that an entry names and that fail; none where its defect shows only sometimes."""
+    if defect.sometimes:
+        return []
+    return sorted({in_words(c.cell, c.scenario) for c in cells if c.verdict.fails and _names(defect, c)})
+
+
+def _too_few_or_many(defect: KnownDefect, before: Judgement, history: History) -> Iterable[tuple[CellVerdict, int]]:
+    """Yield the cells and scenarios with findings that match an entry, but not as many as it allows."""
+    for cell in before.cells:
+        count = _matching(defect, cell, history)
+        if count > defect.at_most or 0 < count < defect.at_least:
+            yield cell, count
 
 
 def in_words_of(findings: Iterable[Finding]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from harness.history.at_once import in_words
 from harness.history.engine_interfaces import PER_REQUEST_FLAG, SERVER_INFO
@@ -41,6 +41,13 @@ def notices_of(evidence: Evidence) -> tuple[str, ...]:
     if any(not c.texts and c.state == "complete" for c in run.cells):
         notices.append("the texts of answers are not judged, because they were not recorded")
     return (*notices, *_of_crowds(evidence), *rounding_notices(evidence, judging_of(history).tier))
+
+
+def with_deciding(notices: Iterable[str], deciding: Iterable[str]) -> tuple[str, ...]:
+    """Return notices with those that say what decides the verdict in front, behind that of an injected fault alone."""
+    others = list(notices)
+    first = int(bool(others) and others[0].startswith(INJECTED))
+    return (*others[:first], *deciding, *others[first:])
 
 
 def _injected(run: RunRecord) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from harness.history.identity import identity_in
 from harness.history.layout import CARRIED_BASELINES, CARRIED_KNOWN, REFERENCES, RUN, SECOND, rounds_below
 from harness.history.records import COLD, COUNTED, RESCORE
 from harness.judging.evidence import Stages, judging_of
+from harness.judging.remedies import without_baseline
+from harness.profiles.cells import CellName
 from harness.util.files import sha256_bytes, write_atomic
 from harness.util.json_io import MIB, read_text
 from harness.util.paths import recorded
@@ -82,7 +85,9 @@ def baselines_for(history: History, folder: Path | None = None) -> dict[str, Loo
             continue
         try:
             identity = identity_in(history, method)
-            out[method] = look_up(where, identity, history.run.asked_for.source, limits, history.run.started, index)
+            advice = partial(without_baseline, history, identity.prompts_sha256, CellName.of_lineup(method).variant)
+            source = history.run.asked_for.source
+            out[method] = look_up(where, identity, source, limits, history.run.started, index, advice)
         except (ValidationError, KeyError) as error:
             out[method] = Lookup(None, f"the run's identity of {method} is damaged: {error}")
     return out
@@ -151,6 +156,19 @@ def lookups_for(history: History, references: References) -> dict[str, Lookup]:
     other = load_history(references.against)
     found = references_in(other, {m: identity_in(history, m) for m in history.run.identities})
     return {**found, **_completed(history, references.against, found)}
+
+
+def nothing_comparable(history: History, other: History | None, found: Mapping[str, Lookup]) -> str | None:
+    """Return why no cell of a run can be compared with another run (``--against``), or None: one can, or there is no
+    other run."""
+    names = [CellName.of(c.cell) for c in history.run.cells]
+    # Tokens of a method are compared with plain decoding, too.
+    wanted = [found[m] for m in dict.fromkeys(m for n in names for m in (n.lineup, n.plain)) if m in found]
+    if other is None or not wanted or any(lookup.found for lookup in wanted):
+        return None
+    first, *rest = dict.fromkeys(lookup.reason for lookup in wanted)
+    more = f"; and {counted(len(rest), 'more reason')}" if rest else ""
+    return f"nothing in {other.folder} can be compared with this run (--against): {first}{more}"
 
 
 def _completed(history: History, other: Path, found: Mapping[str, Lookup]) -> dict[str, Lookup]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.errors import ProfileError
+from harness.errors import ProfileError, UsageError
 from harness.profiles import remote_code
 from harness.profiles.availability import localise, models_of
 from harness.profiles.axes import MODEL_KEYS, PATH_KEYS, VARIABLE, leaves, merged
@@ -73,6 +74,23 @@ def require_profile(name_or_path: str) -> str:
     ProfileError unless there is such a profile."""
     found = _profile_path(name_or_path, Path())
     return found.stem if found.parent == SHIPPED_PROFILES else name_or_path
+
+
+def is_here(name_or_path: str) -> bool:
+    """Return whether there is such a profile on this machine: a shipped one, or a file, which is not read."""
+    try:
+        require_profile(name_or_path)
+    except (ProfileError, OSError):
+        return False
+    return True
+
+
+def require_here(recorded: str, remedy: str) -> str:
+    """Return the profile that a run was recorded with. Raises UsageError, with what to do, if it is not on this
+    machine: the user did not name it."""
+    if not is_here(recorded):
+        raise UsageError(f"the run was recorded with profile {recorded}, which is not here; {remedy}")
+    return recorded
 
 
 def profile_of(text: str, folder: Path) -> Profile:
@@ -156,6 +174,13 @@ def _profile_path(name_or_path: str, base: Path, source: str = "") -> Path:
         return path
     if (name := same_name(name_or_path, shipped)) is not None:
         return SHIPPED_PROFILES / f"{name}.yaml"
+    if os.sep in name_or_path or path.suffix in (".yaml", ".yml"):
+        meant = same_name(path.stem, shipped)
+        hint = f"did you mean the shipped profile {meant}?" if meant is not None else "correct the path"
+        raise ProfileError(
+            f"{source}expected the path of a YAML file, found {name_or_path!r}: "
+            f"{'that is a folder' if path.is_dir() else 'there is no such file'}; {hint}"
+        )
     near = nearest(name_or_path, shipped)
     hint = f"did you mean {listed(near, 'or')}?" if near else f"shipped profiles: {', '.join(shipped)}"
     raise ProfileError(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.history.verdict import Verdict
 from harness.profiles.cells import CellName
-from harness.reports.cause_words import sentence_of
+from harness.reports.cause_words import BRIEF, sentence_of
 from harness.reports.charts import Chart, acceptance_over_runs
 from harness.reports.compare import Comparison
 from harness.reports.html import environment, render_page
@@ -63,7 +63,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for word, found in (("new", comparison.new), ("resolved", comparison.gone)):
         for cause in found[:6]:
             mark = (f"{cause.verdict.symbol} {cause.verdict} ", STYLE[cause.verdict])
-            console.print(Text.assemble(f"{word}: ", mark, f"{harmless(sentence_of(cause))} ×{cause.count}"))
+            console.print(Text.assemble(f"{word}: ", mark, f"{harmless(sentence_of(cause, BRIEF))} ×{cause.count}"))
     console.print(comparison.sentence, highlight=False)
 
 

@@ -6,24 +6,26 @@ from collections.abc import Iterable, Sequence
 
 from harness.history.records import COLD, in_words
 from harness.history.verdict import Verdict
+from harness.judging.diagnosis.diagnose import damage_name
 from harness.judging.figures import AcceptanceFigures
 from harness.judging.findings import CellVerdict, CheckResult, Law
 from harness.profiles.cells import CellName
 from harness.reports.causes import Cause
-from harness.util.text import counted, cut, listed
+from harness.util.text import abridged, counted, listed, without_log
 
 _KV = ("target-kv", "drafter-kv")
 _NAMED = 3
 """Cells that are named; of more, the first one and how many there are."""
 _POSITIONS = 6
-_MESSAGE_CHARS = 240
+BRIEF = 240
+"""Characters of a message in a sentence that has to be short."""
 _TOKENS = ("tokens-reference", "tokens-baseline", "tokens-single")
 
 
-def sentence_of(cause: Cause) -> str:
+def sentence_of(cause: Cause, most: int | None = None) -> str:
     """Return a cause as one sentence: where it shows, what is wrong, by how much, and at which prompt lengths; without
-    such numbers, an example's message."""
-    parts = [_head(cause), _numbers(cause) or _message(cause)]
+    such numbers, an example's message, or ``most`` characters of it."""
+    parts = [_head(cause, most), _numbers(cause) or _message(cause, most)]
     if cause.anyway is not None:
         parts.append(f"expected without the injected fault, too ({cause.anyway})")
     return f"{_where(cause)}: {'; '.join(filter(None, parts))}"
@@ -40,7 +42,7 @@ def detail_of(cause: Cause) -> str:
     says; empty where that is nothing."""
     if cause.verdict is Verdict.UNKNOWN:
         return ""
-    found = _diagnosed(cause) or (_message(cause) if _numbers(cause) else "")
+    found = _diagnosed(cause) or (_message(cause, BRIEF) if _numbers(cause) else "")
     return f"{in_words(*cause.place)}: {found}" if found else ""
 
 
@@ -56,11 +58,15 @@ def _diagnosed(cause: Cause) -> str:
     return "; ".join(filter(None, (_remark(law), rest)))
 
 
-def _message(cause: Cause) -> str:
+def _message(cause: Cause, most: int | None) -> str:
     if cause.damage == "infrastructure":
-        # Its title has the reason.
+        # Its head has the reason.
         return ""
-    return cut(" ".join(cause.example.message.split()), _MESSAGE_CHARS)
+    return _within(without_log(cause.example.message), most)
+
+
+def _within(text: str, most: int | None) -> str:
+    return text if most is None else abridged(text, most)
 
 
 def _remark(law: Law | None) -> str:
@@ -69,8 +75,10 @@ def _remark(law: Law | None) -> str:
     return f"at these lengths, {what}" if what else ""
 
 
-def _head(cause: Cause) -> str:
-    """Return the class of damage, and whether all that it shows in are hand-offs."""
+def _head(cause: Cause, most: int | None) -> str:
+    """Return the class of damage, and whether all that it shows in are hand-offs; of what broke, the reason."""
+    if cause.damage == "infrastructure":
+        return f"{damage_name(cause.damage)}: {_within(cause.reason, most)}"
     handed_off = cause.damage in _KV and all(CellName.of(cell).topology == "pd" for cell in cause.cells)
     return cause.title + (" after a hand-off" if handed_off else "")
 
@@ -139,10 +147,11 @@ def _lengths(law: Law | None) -> str:
     )
 
 
-def headline_of(causes: Iterable[Cause]) -> str:
-    """Return the gravest cause as a sentence, and how many more were found; empty without a cause."""
+def headline_of(causes: Iterable[Cause], most: int | None = None) -> str:
+    """Return the gravest cause as a sentence (see ``sentence_of``), and how many more were found; empty without a
+    cause."""
     found = [c for c in causes if c.verdict is not Verdict.UNKNOWN] or list(causes)
     if not found:
         return ""
     more = f"; {counted(len(found) - 1, 'more cause')}" if len(found) > 1 else ""
-    return f"{sentence_of(found[0])}{more}"
+    return f"{sentence_of(found[0], most)}{more}"

@@ -21,6 +21,7 @@ from harness.judging.figures import TokenDifference
 from harness.judging.findings import CellVerdict, Finding, Judgement, Law, how_many
 from harness.reports.next_steps import can_be_tried, repro_line
 from harness.reports.prompts import Place, place_of
+from harness.util.text import cut, without_log
 
 _NOT_A_CAUSE = ("nothing-tested", "baseline")
 _REASON_CHARS = 160
@@ -57,8 +58,12 @@ class Cause:
         """The class of damage as text; of what broke, the reason."""
         if self.damage != "infrastructure":
             return damage_name(self.damage)
-        reason = next((f.reason for f in self.findings if f.reason), self.findings[0].message)
-        return f"{damage_name(self.damage)}: {_words(reason)[:_REASON_CHARS]}"
+        return f"{damage_name(self.damage)}: {cut(self.reason, _REASON_CHARS)}"
+
+    @property
+    def reason(self) -> str:
+        """Why something broke, or else the message of the first finding, without the lines of a log."""
+        return without_log(next((f.reason for f in self.findings if f.reason), self.findings[0].message))
 
     @property
     def cells(self) -> dict[str, int]:

@@ -22,26 +22,40 @@ _SHORT = 12
 """Digits of a hash in a sentence."""
 
 
+class ReferenceRun(NamedTuple):
+    """The run whose single engines stood for baselines (``--against``)."""
+
+    run: str
+    """Its id."""
+    record: str | None
+    """Its ``record_sha256``."""
+
+
 class Inputs(NamedTuple):
     """Hashes of everything that a verdict follows from: with the same ones, judging again gives the same."""
 
     record: str | None
     """``record_sha256`` of ``run.json``, which covers the answers of a finished run; None without a seal."""
     baselines: Mapping[str, str]
-    """By lineup."""
+    """By lineup; with ``against``, those made of that run."""
     known_defects: str | None
     harness: str
     commit: str | None
     dirty: bool | None
+    against: ReferenceRun | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "baselines": dict(self.baselines)}
+        against = self.against._asdict() if self.against is not None else None
+        return {**self._asdict(), "baselines": dict(self.baselines), "against": against}
 
     @property
     def sentence(self) -> str:
         """All of them as text, the baselines as one hash."""
         together = sha256_json(dict(self.baselines))[:_SHORT]
         baselines = f"{counted(len(self.baselines), 'baseline')} {together}" if self.baselines else "no baseline"
+        if self.against is not None:
+            sealed = f" (record {self.against.record[:_SHORT]})" if self.against.record else ""
+            baselines = f"{baselines if self.baselines else 'nothing'} of run {self.against.run}{sealed}"
         known = f"expected failures {self.known_defects[:_SHORT]}" if self.known_defects else "no expected failures"
         at = f" at {self.commit[:_SHORT]}{' with changes' if self.dirty else ''}" if self.commit else ""
         record = f"record {self.record[:_SHORT]}" if self.record else "a record without a seal"
@@ -75,8 +89,11 @@ def judged_otherwise(
     return [f"changed since the run was first judged ({JUDGEMENT}): {listed(differ, 'and')}"]
 
 
-def inputs_of(history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None) -> Inputs:
-    """Return the hashes of what a run is judged by."""
+def inputs_of(
+    history: History, baselines: Mapping[str, Lookup], known: KnownDefects | None, other: History | None = None
+) -> Inputs:
+    """Return the hashes of what a run is judged by. ``other`` is the run that it is compared with instead of
+    baselines."""
     commit, dirty = git_state()
     return Inputs(
         record=history.sha256,
@@ -85,4 +102,5 @@ def inputs_of(history: History, baselines: Mapping[str, Lookup], known: KnownDef
         harness=__version__,
         commit=commit,
         dirty=dirty,
+        against=ReferenceRun(other.run.run_id, other.sha256) if other is not None else None,
     )

@@ -19,6 +19,7 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
 from harness.judging.known_defects import apply_known, expected_anyway
+from harness.judging.notices import with_deciding
 from harness.judging.references import (
     PROFILE_OWN,
     References,
@@ -27,6 +28,7 @@ from harness.judging.references import (
     known_of,
     load_stages,
     lookups_for,
+    nothing_comparable,
     standing_in,
     unread_list,
     unused_baselines,
@@ -53,15 +55,16 @@ def assess(history: History, references: References = PROFILE_OWN, processes: in
     """Judge a history and its later stages, by default against the baselines and known defects of its profile."""
     baselines = lookups_for(history, references)
     known = load_known(references.known or known_of(history))
-    judgement = _judged(history, references, baselines, known, processes)
+    other = _other(references)
+    judgement = _judged(history, references, baselines, known, other, processes)
     summary = summarise_run(history, judgement, baselines, expected_anyway(judgement, known, history))
-    return summary._replace(inputs=inputs_of(history, baselines, known))
+    return summary._replace(inputs=inputs_of(history, baselines, known, other))
 
 
 def judged(history: History, references: References = PROFILE_OWN) -> Judgement:
     """Judge a history as ``assess`` does, without what only reports need."""
     known = load_known(references.known or known_of(history))
-    return _judged(history, references, lookups_for(history, references), known)
+    return _judged(history, references, lookups_for(history, references), known, _other(references))
 
 
 def _judged(
@@ -69,20 +72,25 @@ def _judged(
     references: References,
     baselines: Mapping[str, Lookup],
     known: KnownDefects | None,
+    other: History | None,
     processes: int = 1,
 ) -> Judgement:
     stages = load_stages(history)
     judgement = judge(history, baselines, stages, processes)
-    unused = [
-        _itself(history, references),
-        *unused_stages(history, stages),
-        *(unused_baselines(history, references.baselines) if references.against is None else ()),
+    deciding = [
+        _itself(history, other),
+        nothing_comparable(history, other, baselines),
         unread_list(history) if references.known is None else None,
+    ]
+    others = [
+        *unused_stages(history, stages),
         *standing_in(history, references),
         *judged_otherwise(history, references, baselines, known),
+        *(unused_baselines(history, references.baselines) if references.against is None else ()),
     ]
-    notices = (*judgement.notices, *filter(None, unused))
+    notices = with_deciding(judgement.notices, filter(None, deciding))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
+    judgement = judgement.model_copy(update={"notices": (*judgement.notices, *others)})
     for doubt in filter(None, (changed_copies(history, references), _of_set_aside(history, baselines, known))):
         verdict = worst([judgement.verdict, Verdict.UNKNOWN])
         judgement = judgement.model_copy(update={"verdict": verdict, "notices": (doubt, *judgement.notices)})
@@ -94,9 +102,13 @@ def _judged(
     return judgement.model_copy(update={"verdict": verdict, "notices": (what, *absent[1:], *judgement.notices)})
 
 
-def _itself(history: History, references: References) -> str | None:
+def _other(references: References) -> History | None:
+    return load_history(references.against) if references.against is not None else None
+
+
+def _itself(history: History, other: History | None) -> str | None:
     """Return that a run is compared with its own record, as text, or None."""
-    if references.against is None or load_history(references.against).sha256 != history.sha256:
+    if other is None or other.sha256 != history.sha256:
         return None
     return f"{SAME_RECORD}, so nothing can differ; name another run, or leave --against out"
 

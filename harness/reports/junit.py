@@ -18,10 +18,11 @@ from harness.reports.cause_words import detail_of, sentence_of
 from harness.reports.causes import Cause
 from harness.reports.inputs import Inputs
 from harness.reports.summary import RunSummary
-from harness.util.text import counted
+from harness.util.text import abridged, counted
 
 # XML 1.0 forbids most control characters, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MESSAGE_CHARS = 300
 
 
 def xml_safe(text: str) -> str:
@@ -68,6 +69,11 @@ def _cause(cause: Cause) -> str:
     return "\n".join(filter(None, [*told, f"reproduce: {cause.command}" if cause.command else ""]))
 
 
+def _brief(text: str) -> str:
+    """Return a text as an attribute that viewers show in one line."""
+    return xml_safe(abridged(text, _MESSAGE_CHARS))
+
+
 def _run_name(summary: RunSummary) -> str:
     mutants = summary.judgement.mutants
     return summary.history.run.run_id + (f" INJECTED FAULT {', '.join(mutants)}" if mutants else "")
@@ -106,15 +112,12 @@ def render_junit(summary: RunSummary) -> str:
                 continue
             if result.verdict is Verdict.KNOWN:
                 known = ", ".join(sorted({f.known or "" for f in result.findings}))
-                ET.SubElement(
-                    case, "skipped", message=xml_safe(f"KNOWN, expected failure {known}: {_detail(result)}")[:300]
-                )
+                ET.SubElement(case, "skipped", message=_brief(f"KNOWN, expected failure {known}: {_detail(result)}"))
                 continue
             kind = "error" if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT) else "failure"
             detail = _told(summary, cell, result)
-            node = ET.SubElement(
-                case, kind, type=result.verdict.value, message=detail.splitlines()[0][:300] if detail else ""
-            )
+            message = _brief(detail.splitlines()[0]) if detail else ""
+            node = ET.SubElement(case, kind, type=result.verdict.value, message=message)
             node.text = detail
     red = any(suite.get(key) != "0" for suite in root for key in ("failures", "errors"))
     if summary.verdict.exit_code != 0 and not red:
@@ -123,7 +126,7 @@ def render_junit(summary: RunSummary) -> str:
             root, "testsuite", name="run", tests="1", failures="0", errors="1", skipped="0", time="0.000"
         )
         case = ET.SubElement(suite, "testcase", classname="run", name="verdict", time="0")
-        node = ET.SubElement(case, "error", type=summary.verdict.value, message=xml_safe(summary.sentence)[:300])
+        node = ET.SubElement(case, "error", type=summary.verdict.value, message=_brief(summary.brief))
         node.text = xml_safe("\n".join(summary.judgement.notices) or summary.sentence)
     for key in ("tests", "failures", "errors"):
         root.set(key, str(sum(int(suite.get(key, 0)) for suite in root)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.history.verdict import Verdict
 from harness.judging.notices import INJECTED
-from harness.reports.cause_words import detail_of, sentence_of
+from harness.reports.cause_words import BRIEF, detail_of, sentence_of
 from harness.reports.summary import RunSummary
 from harness.util.text import counted, cut, harmless
 
@@ -56,7 +56,7 @@ def render_markdown(summary: RunSummary) -> str:
     lines = [
         f"# {summary.verdict.symbol} {summary.verdict}",
         "",
-        f"{plain_cell(summary.sentence)} Exposure: {plain_cell(summary.exposure.sentence)}."
+        f"{plain_cell(summary.brief, 500)} Exposure: {plain_cell(summary.exposure.sentence)}."
         + (f" **Next:** {plain_cell(summary.next_step)}." if summary.next_step and not summary.only_repro else ""),
         "",
         *([plain_cell(summary.remote_code), ""] if summary.remote_code else []),
@@ -93,7 +93,7 @@ def _causes(summary: RunSummary) -> Iterator[str]:
     if summary.found:
         yield from ("", "## Causes", "")
     for cause in summary.found[:_CAUSES]:
-        yield f"- **{cause.verdict}** {plain_cell(sentence_of(cause), 500)} ({counted(cause.count, 'finding')})"
+        yield f"- **{cause.verdict}** {plain_cell(sentence_of(cause, BRIEF), 500)} ({counted(cause.count, 'finding')})"
         if detail := detail_of(cause):
             yield f"  - {plain_cell(detail, 500)}"
         if cause.command and len(cause.command) <= _COMMAND_CHARS:
@@ -105,4 +105,4 @@ def _causes(summary: RunSummary) -> Iterator[str]:
     if summary.expected:
         yield from ("", "## Expected failures", "")
     for cause in summary.expected[:_EXPECTED]:
-        yield f"- **{cause.known}** {plain_cell(sentence_of(cause), 500)} ({counted(cause.count, 'finding')})"
+        yield f"- **{cause.known}** {plain_cell(sentence_of(cause, BRIEF), 500)} ({counted(cause.count, 'finding')})"

@@ -14,7 +14,7 @@ from typing import Any
 from harness.history.checksum import OWN_SHA256, SEAL, Seal
 from harness.history.records import Observation, RunRecord
 from harness.judging.findings import Judgement
-from harness.reports.inputs import Inputs
+from harness.reports.inputs import Inputs, ReferenceRun
 from harness.util.files import write_atomic
 from harness.util.strict import Strict
 
@@ -53,12 +53,23 @@ def _inputs() -> dict[str, Any]:
         "baselines": {"type": "object", "additionalProperties": _HASH},
         "dirty": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
         "harness": _TEXT,
+        "against": {"anyOf": [_reference_run(), {"type": "null"}]},
     }
     return {
         "description": "What the judgement was made of, by hash.",
         "type": "object",
         "properties": types,
         "required": list(types),
+        "additionalProperties": False,
+    }
+
+
+def _reference_run() -> dict[str, Any]:
+    return {
+        "description": "The run whose single engines stood for baselines: its id and the SHA-256 of its record.",
+        "type": "object",
+        "properties": {"run": _TEXT, "record": {"anyOf": [_HASH, {"type": "null"}]}},
+        "required": list(ReferenceRun._fields),
         "additionalProperties": False,
     }
 

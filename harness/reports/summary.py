@@ -23,14 +23,14 @@ from harness.judging.known_defects import UNTESTED
 from harness.observed.recorded_cell import RecordedCell, recorded_cells
 from harness.profiles.cells import CellName
 from harness.profiles.remote_code import said
-from harness.reports.cause_words import headline_of
+from harness.reports.cause_words import BRIEF, headline_of
 from harness.reports.causes import Cause, causes_of, consequences
 from harness.reports.chart_data import Figures, figures_of
 from harness.reports.inputs import Inputs
 from harness.reports.next_steps import go_on, next_step
 from harness.reports.prompts import Prompts, prompts_of
 from harness.util.signals import ended_by
-from harness.util.text import counted, cut
+from harness.util.text import counted, cut, without_log
 from harness.workload.expected import left_out
 
 _REASON_CHARS = 160
@@ -168,7 +168,13 @@ class RunSummary(NamedTuple):
 
     @property
     def sentence(self) -> str:
+        """The verdict's sentence, whole."""
         return describe(self.history, self.judgement, self.found)
+
+    @property
+    def brief(self) -> str:
+        """The verdict's sentence, with long messages abridged."""
+        return describe(self.history, self.judgement, self.found, BRIEF)
 
 
 def summarise_run(
@@ -277,8 +283,9 @@ def _acceptance_row(view: RecordedCell, judgement: Judgement, baselines: Mapping
     )
 
 
-def describe(history: History, judgement: Judgement, causes: Sequence[Cause]) -> str:
-    """Return the verdict's sentence: what passed, or the gravest of the causes and how many cells it leaves."""
+def describe(history: History, judgement: Judgement, causes: Sequence[Cause], most: int | None = None) -> str:
+    """Return the verdict's sentence: what passed, or the gravest of the causes and how many cells it leaves; with
+    ``most``, that many characters of a message."""
     verdicts = judgement.by_cell()
     cells = len(verdicts)
     bad = [f"{cell} {v}" for cell, v in verdicts.items() if v.exit_code != 0]
@@ -296,7 +303,7 @@ def describe(history: History, judgement: Judgement, causes: Sequence[Cause]) ->
     unknown = judgement.verdict is Verdict.UNKNOWN
     what = f"{len(bad)} of {counted(cells, 'cell')} {_fate(len(bad), unknown)}"
     injected = f"With {', '.join(judgement.mutants)} injected, " if judgement.mutants else ""
-    cause = (_cause(history, judgement) if unknown else "") or headline_of(causes)
+    cause = (_cause(history, judgement, most) if unknown else "") or headline_of(causes, most)
     if unknown and any(n.startswith(SAME_RECORD) for n in judgement.notices):
         cause = f"{SAME_RECORD[0].upper()}{SAME_RECORD[1:]}, so what it lacks is missing on both sides: {cause}"
     rest = (_right_so_far(judgement) if unknown else "") or counted(how_many(judgement.findings), "finding")
@@ -352,7 +359,7 @@ def _judged_right(history: History, judgement: Judgement) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}{',' if len(parts) > 2 else ''} and {parts[-1]}"
 
 
-def _cause(history: History, judgement: Judgement) -> str:
+def _cause(history: History, judgement: Judgement, most: int | None) -> str:
     """Return why a run could not be recorded in full: what its other findings follow from. Empty when it was."""
     planned = sum(c.planned + sum(c.scenarios.values()) for c in history.run.cells)
     so_far = f"{history.answered:,} of {counted(planned, 'planned request')}"
@@ -366,7 +373,7 @@ def _cause(history: History, judgement: Judgement) -> str:
     if not reasons:
         return "The run ended before all was recorded" if history.run.finished is None else ""
     reason, hit = max(reasons.items(), key=lambda item: len(item[1]))
-    what = cut(" ".join(reason.partition("; last lines of ")[0].split()), _REASON_CHARS)
+    what = without_log(reason) if most is None else cut(without_log(reason), _REASON_CHARS)
     others = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     return (
         f"Not recorded in full ({so_far}): {what} ({len(hit)} of {counted(len(judgement.by_cell()), 'cell')}{others})"

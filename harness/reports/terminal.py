@@ -12,7 +12,7 @@ from rich.text import Text
 from harness.history.records import COLD
 from harness.history.verdict import Verdict
 from harness.prompts.lengths import Stratum
-from harness.reports.cause_words import detail_of, sentence_of
+from harness.reports.cause_words import BRIEF, detail_of, sentence_of
 from harness.reports.summary import AcceptanceRow, RunSummary
 from harness.util.text import counted, harmless
 
@@ -45,7 +45,7 @@ def print_conclusion(sentence: str, exit_code: int, console: Console) -> None:
 def print_summary(summary: RunSummary, console: Console) -> None:
     """Print the verdict, then the cells and findings, then where to read on."""
     console.print()
-    _lines(console, summary.sentence, summary.verdict, most=4)
+    _lines(console, summary.brief, summary.verdict, most=4)
     if summary.remote_code:
         _lines(console, summary.remote_code)
     if summary.next_step and not summary.command:
@@ -55,9 +55,9 @@ def print_summary(summary: RunSummary, console: Console) -> None:
         _lines(console, f"judged from: {summary.inputs.sentence}")
     for notice in summary.judgement.notices[:_NOTICES]:
         _lines(console, f"notice: {notice}")
-    _more(console, len(summary.judgement.notices) - _NOTICES, "notice")
+    _more(console, len(summary.judgement.notices) - _NOTICES, "notice", summary)
     console.print(_cells(summary, console.width))
-    _more(console, len(summary.cells) - _CELLS, "cell")
+    _more(console, len(summary.cells) - _CELLS, "cell", summary)
     _causes(summary, console)
     for _, line in summary.published[:1]:
         _lines(console, f"advisory: {line}", most=1)
@@ -71,8 +71,8 @@ def _causes(summary: RunSummary, console: Console) -> None:
     """Print the causes: where the gravest one is, then a line for each of the others."""
     for nth, cause in enumerate(summary.found[:_CAUSES]):
         first = "" if nth else detail_of(cause)
-        _lines(console, first or sentence_of(cause), cause.verdict, most=1 if nth else 3)
-    _more(console, len(summary.found) - _CAUSES, "cause")
+        _lines(console, first or sentence_of(cause, BRIEF), cause.verdict, most=1 if nth else 3)
+    _more(console, len(summary.found) - _CAUSES, "cause", summary)
     if summary.untested:
         _lines(console, summary.untested_words, most=1)
     known = sorted({f"{c.known} {c.link}" for c in summary.expected})
@@ -128,9 +128,13 @@ def _unbroken(console: Console, text: str) -> None:
     console.print(harmless(text).replace("\n", "�"), soft_wrap=True, highlight=False, markup=False)
 
 
-def _more(console: Console, left: int, what: str, of: str = "") -> None:
+def _more(console: Console, left: int, what: str, summary: RunSummary) -> None:
+    """Print how many more there are, and where they can be read."""
     if left > 0:
-        console.print(f"… {counted(left, f'more {what}')}{of} in the report", highlight=False)
+        where = (
+            " in the report" if summary.written is not None else ": `harness check` has all with --json or --out DIR"
+        )
+        console.print(f"… {counted(left, f'more {what}')}{where}", highlight=False)
 
 
 _GAP = 3

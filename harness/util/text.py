@@ -67,3 +67,18 @@ def cut(text: str, most: int) -> str:
     whole = text[: most - 1].rpartition(" ")[0].rstrip()
     # A single word that is longer than the line can only be cut within.
     return f"{whole or text[: most - 2]} …"
+
+
+def without_log(text: str) -> str:
+    """Return a message as one line, without the last lines of a log that it may end with."""
+    return " ".join(text.partition("; last lines of ")[0].split())
+
+
+def abridged(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a line, as ``cut`` does, but with what stands behind its last semicolon
+    where that leaves room for the rest: sentences end with what to do."""
+    head, _, end = text.rpartition("; ")
+    room = most - len(end) - 2
+    if len(text) <= most or not head or room < most / 3:
+        return cut(text, most)
+    return f"{cut(head, room)}; {end}"

@@ -337,6 +337,14 @@ def test_finished_merged_and_other_folders_are_refused(tmp_path, engines):
         prepare_resume(folder.with_name("other"))
 
 
+def test_a_run_whose_profile_is_elsewhere_is_resumed_where_that_is(folder, engines):
+    reseal(folder, lambda r: r["profile"].update(source="mine.yaml"))
+    with pytest.raises(
+        UsageError, match=r"recorded with profile mine\.yaml, which is not here; resume it in the folder"
+    ):
+        prepare_resume(folder)
+
+
 def test_run_in_use_is_refused(folder, engines):
     with FolderLock(folder), pytest.raises(UsageError, match="is writing to this folder"):
         go_on(folder)

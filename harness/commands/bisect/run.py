@@ -24,6 +24,7 @@ from harness.history.verdict import Verdict
 from harness.util.files import write_json
 from harness.util.progress import Reporter
 from harness.util.strict import Strict
+from harness.util.text import without_log
 from harness.workload.prepare import Prepared
 
 Said = Literal["shown", "not shown", "skipped"]
@@ -53,7 +54,7 @@ class VersionResult(Strict):
     @property
     def why(self) -> str:
         """The reason in one line, without the log."""
-        return " ".join(self.reason.partition("; last lines of ")[0].split())
+        return without_log(self.reason)
 
     @property
     def brief(self) -> str:

@@ -18,7 +18,7 @@ from harness.judging.findings import CheckResult, DamageClass, Diagnosis, Findin
 from harness.judging.near_ties import near_tie_nats
 from harness.observed.drafts_end import drafts_end
 from harness.stats.binomial import exact_interval
-from harness.util.text import counted, percent_range
+from harness.util.text import counted, percent_range, without_log
 
 _TOKEN_CHECKS = ("tokens-reference", "tokens-baseline")
 _KV_CHECKS = ("kv-computed", "kv-handed-over", "kv-kept")
@@ -327,7 +327,7 @@ def _words(
         "infrastructure",
         "baseline",
     ):
-        parts.append(" ".join(chosen.message.split())[:240])
+        parts.append(without_log(chosen.message))
     return parts
 
 

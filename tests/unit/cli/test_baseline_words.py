@@ -5,11 +5,15 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from harness.baselines.build import NewBaselines, Recorded
 from harness.cli.baseline import _print_made
 from harness.commands import baseline
 from harness.engines.flags import NO_FLAGS
+from harness.errors import UsageError
 from harness.util.signals import ignored, interrupt
+from tests.support.builders import history, observation, with_profile, written_run
 
 
 def test_the_cells_that_are_missing_are_named_in_a_command(capsys):
@@ -30,6 +34,13 @@ def test_the_cells_that_are_missing_are_named_in_a_command(capsys):
     ]
     _print_made(NewBaselines(made.recorded, {}, {}), "cpu", [])
     assert "next:" not in capsys.readouterr().out
+
+
+def test_accepting_a_run_whose_profile_is_elsewhere_asks_for_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = written_run(tmp_path / "run", with_profile(history([observation("single-none")]), source="mine.yaml"))
+    with pytest.raises(UsageError, match=r"was recorded with profile mine\.yaml, which is not here; .* --profile"):
+        baseline.accept(run, None, None, tmp_path)
 
 
 def made_by_signals(tmp_path, monkeypatch, *made):

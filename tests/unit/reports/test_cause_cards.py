@@ -204,6 +204,21 @@ def test_a_sentence_says_where_it_shows_and_how_many_more_causes_there_are():
     assert headline_of([]) == ""
 
 
+def test_a_long_message_is_told_whole_and_abridged_where_there_is_little_room():
+    message = f"no baseline: {'the nearest one differs, ' * 20}so none fits; record it with a command"
+    (cause,) = causes(view(untested("single-mtp").model_copy(update={"message": message})))
+    assert sentence_of(cause).endswith(message) and headline_of([cause]) == sentence_of(cause)
+    brief = sentence_of(cause, 240)
+    assert len(brief) < 300 and brief.endswith(" …; record it with a command")
+
+
+def test_a_broken_engine_is_told_whole_without_the_lines_of_its_log():
+    reason = f"the engine ended by itself: {'word ' * 60}end"
+    (cause,) = causes(view(broke("single-mtp", f"{reason}; last lines of x.log:\nmore")))
+    assert sentence_of(cause) == f"single-mtp: infrastructure: {reason}"
+    assert cause.title.endswith("word …") and len(cause.title) < 200
+
+
 def test_a_small_change_is_told_with_digits_that_show_it():
     (cause,) = causes(lost_acceptance(before=(0.001, 0.0, 0.0)))
     assert "acceptance 0.001/0.000/0.000 → 0.000/0.000/0.000" in sentence_of(cause)

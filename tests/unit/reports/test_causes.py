@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cli.shapes import judged_run
 from harness.history.folder import History, load_history
 from harness.history.verdict import Verdict
 from harness.judging.checks.registry import judge
@@ -114,6 +115,41 @@ def test_a_run_that_is_compared_with_itself_says_so():
     assert "compared with itself" not in " ".join((other.sentence, *other.judgement.notices))
 
 
+def test_the_run_that_another_one_is_compared_with_is_named_among_what_it_is_judged_from():
+    other = load_history(RUNS / "plan-rows")
+    made = assess(load_history(RUNS / "pass"), References(against=other.folder)).inputs
+    assert made is not None and made.as_json()["against"] == {"run": other.run.run_id, "record": other.sha256}
+    assert f"of run {other.run.run_id} (record {str(other.sha256)[:12]}), expected failures" in made.sentence
+    alone = assess(load_history(RUNS / "pass")).inputs
+    assert alone is not None and alone.as_json()["against"] is None
+
+
+def test_a_run_that_nothing_in_the_other_one_can_be_compared_with_says_why():
+    summary = assess(load_history(RUNS / "M4"), References(against=RUNS / "gpu"))
+    (notice,) = [n for n in summary.judgement.notices if "--against" in n]
+    assert notice.startswith(f"nothing in {RUNS / 'gpu'} can be compared with this run (--against): ")
+    assert "prompts_sha256: this run has 0adb4cec60bf…, the other 7f6e0d77918f…" in notice
+    assert "nothing of run" in summary.inputs.sentence
+    # It has no cell of this method, but a plain one, which gives the right tokens.
+    plain = assess(load_history(RUNS / "pass"), References(against=RUNS / "plan-rows"))
+    assert plain.inputs.baselines and not [n for n in plain.judgement.notices if "--against" in n]
+
+
+def test_machines_are_told_texts_whole():
+    summary = assess(load_history(RUNS / "real-model"))
+    told = judged_run(summary)
+    texts = [
+        told["sentence"],
+        *(c["sentence"] for c in told["causes"]),
+        *(d for c in told["cells"] for d in c["diagnoses"]),
+    ]
+    advised = [t for t in texts if "send more prompts" in t]
+    assert len(advised) > 2 and all("(`harness plan` says what they show)" in t for t in advised)
+    assert not [t for t in texts if "…" in t]
+    # A terminal has less room, and what to do has to be there.
+    assert "…; send more prompts (`harness plan` says what they show)" in summary.brief
+
+
 def test_an_unknown_run_says_what_is_missing():
     summary = summarise_run(made := history(pair(("pd-none", "single-none"))), judge(made, {}))
     assert summary.verdict is Verdict.UNKNOWN
@@ -180,6 +216,9 @@ def test_pass_of_the_normal_tier_does_not_claim_right_tokens():
     assert "registered tests found a change beyond chance in 288 requests" in summary.sentence
     assert "every P/D request moved its KV" in summary.sentence
     assert "no answer was checked token by token" in summary.exposure.sentence
+    # The table counts equal answers all the same.
+    assert any("/" in equal for equal in summary.equal_tokens.values())
+    assert "(equal answers are counted, but" in summary.exposure.sentence
 
 
 # --- exposure ---------------------------------------------------------------------------------------------------------

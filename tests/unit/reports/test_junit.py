@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.history.folder import load_history
 from harness.history.verdict import Verdict
+from harness.reports.judge_run import assess
 from harness.reports.junit import render_junit
 from harness.reports.summary import RunSummary
+from tests.golden.oracle import RUNS as RECORDED
 from tests.support import runs
 from tests.support.builders import (
     CELLS,
@@ -131,3 +134,11 @@ def test_schema_refuses(change, tmp_path):
     changed = change(text)
     assert changed != text
     assert not schema().is_valid(changed)
+
+
+def test_the_message_of_a_failure_is_cut_between_words_and_keeps_what_to_do():
+    summary = assess(load_history(RECORDED / "real-model"))
+    root = ET.fromstring(render_junit(summary).encode("utf-8"))
+    messages = [n.get("message", "") for n in root.iter("error")]
+    long = [m for m in messages if "…" in m]
+    assert long and all(len(m) <= 300 and ("…; " in m or m.endswith(" …")) for m in long)

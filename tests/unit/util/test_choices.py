@@ -75,8 +75,19 @@ def test_the_nearest_scenario_profile_and_fault_are_named():
         choose_scenarios(PROFILE, ["cold,prefix-hit"])
     with pytest.raises(ProfileError, match=r"found 'gpuu', which is neither; did you mean gpu\?"):
         require_profile("gpuu")
+    with pytest.raises(ProfileError, match=r"found 'gpu.yml': there is no such file; did you mean the shipped profile"):
+        require_profile("gpu.yml")
     with pytest.raises(UsageError, match=r"--mutant 'M99': there is no such fault; did you mean M9"):
         named("--mutant", "M99", FAULTS, "fault", "harness list faults")
+
+
+def test_a_path_without_a_file_is_no_misspelt_name(tmp_path):
+    for path in (tmp_path / "m.yaml", tmp_path / "m"):
+        with pytest.raises(ProfileError) as error:
+            require_profile(str(path))
+        assert str(error.value).endswith("there is no such file; correct the path")
+    with pytest.raises(ProfileError, match="that is a folder; correct the path"):
+        require_profile(str(tmp_path))
 
 
 def test_a_long_list_is_cut():

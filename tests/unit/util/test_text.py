@@ -1,10 +1,10 @@
-"""Times and rates as people read them, and what is no time as it is."""
+"""Times and rates as people read them, and what is no time as it is; sentences that are too long."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.util.text import moment, percent_range
+from harness.util.text import abridged, moment, percent_range
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,20 @@ def test_times_are_in_utc_and_other_texts_stay(text, shown):
 )
 def test_interval_of_a_rate_has_no_exponent(low, high, shown):
     assert percent_range(low, high) == shown
+
+
+ADVICE = "record it with `harness baseline record`"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        (f"no baseline of any kind; {ADVICE}", 100, f"no baseline of any kind; {ADVICE}"),
+        (f"no baseline of any kind that fits; {ADVICE}", 70, f"no baseline of any kind …; {ADVICE}"),
+        # Advice that would leave nothing of what is wrong is cut, as a text without any is.
+        (f"no baseline; {ADVICE}", 45, "no baseline; record it with `harness …"),
+        ("a text without any advice", 16, "a text without …"),
+    ],
+)
+def test_an_abridged_sentence_keeps_what_to_do(text, most, shown):
+    assert abridged(text, most) == shown and len(shown) <= most
