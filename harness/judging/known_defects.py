@@ -56,8 +56,9 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
         valid.append(entry)
     cells = tuple(_cell(c, valid, history) for c in judgement.cells)
     for entry in valid:
-        deciding += _deciding(entry, judgement, cells, history, known.path.name)
-        notices += _entry_notices(entry, judgement, cells, history, known.path.name)
+        others = list(_too_few_or_many(entry.defect, judgement, history))
+        deciding += _deciding(entry, others, cells, known.path.name)
+        notices += _entry_notices(entry, others, judgement, cells, known.path.name)
     verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
     said = with_deciding([*judgement.notices, *notices], deciding)
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": said})
@@ -190,13 +191,15 @@ def _result(result: CheckResult, entries: list[Entry], history: History) -> Chec
     return result.model_copy(update={"findings": tuple(found), "verdict": worst(f.verdict for f in found)})
 
 
-def _deciding(
-    entry: Entry, before: Judgement, after: Sequence[CellVerdict], history: History, name: str
-) -> Iterable[str]:
-    """Yield why what looks like an entry's defect fails the run all the same."""
+_Mismatched = Sequence[tuple[CellVerdict, int]]
+"""Cells in scenarios, each with the number of its findings that match an entry."""
+
+
+def _deciding(entry: Entry, others: _Mismatched, after: Sequence[CellVerdict], name: str) -> Iterable[str]:
+    """Yield why what looks like an entry's defect fails the run all the same; ``others`` have too few or too many
+    findings to be covered."""
     defect, lines = entry.defect, _lines(entry, name)
-    grown = list(_too_few_or_many(defect, before, history))
-    for cell, count in grown:
+    for cell, count in others:
         limit, key, what = (
             (f"at most {defect.at_most}", "at_most", "raise")
             if count > defect.at_most
@@ -211,7 +214,7 @@ def _deciding(
         wider = sorted({in_words(f.cell, f.scenario) for f in uncovered})
         if wider:
             yield f"expected failure {defect.id} may be wider than its entry ({lines}): also {', '.join(wider)}"
-    elif not grown and (failing := _failing(defect, after)):
+    elif not others and (failing := _failing(defect, after)):
         yield (
             f"expected failure {defect.id} covers nothing in {', '.join(failing)}, which fails otherwise than it "
             f"says: look whether it is the same defect before anything else is done about {lines}"
@@ -219,7 +222,7 @@ def _deciding(
 
 
 def _entry_notices(
-    entry: Entry, before: Judgement, after: Sequence[CellVerdict], history: History, name: str
+    entry: Entry, others: _Mismatched, before: Judgement, after: Sequence[CellVerdict], name: str
 ) -> Iterable[str]:
     """Yield what an entry covers and hides, or that it did not show."""
     defect = entry.defect
@@ -232,7 +235,7 @@ def _entry_notices(
                 "does not show"
             )
         return
-    if defect.sometimes or _failing(defect, after) or any(_too_few_or_many(defect, before, history)):
+    if defect.sometimes or _failing(defect, after) or others:
         return
     named = [c for c in before.cells if _names(defect, c) and _was_looked_for(defect, c)]
     judged = [c for c in named if c.verdict is not Verdict.UNKNOWN]
