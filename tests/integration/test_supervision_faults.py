@@ -120,10 +120,26 @@ def test_file_of_somebody_that_the_engine_opened_stays(tmp_path, shm):
     assert data.read_bytes() == b"x"
 
 
-def test_what_was_removed_is_in_the_log(started):
-    names = made_by(started.pids)
-    assert started.engine.stop(1.0) == []
-    assert all(f"harness: removed shared memory /dev/shm/{name}\n" in started.engine.log_text() for name in names)
+REGISTERS = """
+import os, time
+open(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}", "wb").write(b"x")
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def says_what_it_removed(folder: Path) -> bool:
+    folder.mkdir()
+    engine = supervised_program(folder, REGISTERS)
+    wait_for(lambda: "up" in engine.log_text())
+    name = f"__KMP_REGISTERED_LIB_{engine.pid}_{os.getuid()}"
+    assert (procfs.SHM / name).exists() and engine.stop(1.0) == [] and not (procfs.SHM / name).exists()
+    return f"harness: removed shared memory /dev/shm/{name}\n" in engine.log_text()
+
+
+def test_what_was_removed_is_in_the_log(tmp_path):
+    """A tree that ends beside this test may remove it first, which does not happen every time."""
+    assert any(says_what_it_removed(tmp_path / str(attempt)) for attempt in range(5))
 
 
 # In a pid namespace of its own, as in a container: an engine with an OpenMP registration, and what another container
@@ -236,7 +252,7 @@ def test_lost_ledger_and_killed_supervisors_are_no_good_end(started):
         assert gone(pids)
     finally:
         for name in made_by(pids):
-            (procfs.SHM / name).unlink()
+            (procfs.SHM / name).unlink(missing_ok=True)
 
 
 def test_another_process_with_the_pid_of_the_engine_is_not_signalled(started, bystander):
