@@ -143,9 +143,7 @@ VARIABLES = frozenset(
         "UCX_WARN_UNUSED_ENV_VARS",
         "VLLM_ALLREDUCE_USE_SYMM_MEM",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-        "VLLM_ATTENTION_BACKEND",
         "VLLM_BATCH_INVARIANT",
-        "VLLM_CPU_KVCACHE_SPACE",
         "VLLM_CPU_NUM_OF_RESERVED_CPU",
         "VLLM_CPU_OMP_THREADS_BIND",
         "VLLM_DISABLE_COMPILE_CACHE",
@@ -162,7 +160,6 @@ VARIABLES = frozenset(
         "VLLM_SSM_CONV_STATE_LAYOUT",
         "VLLM_USE_DEEP_GEMM",
         "VLLM_USE_FLASHINFER_SAMPLER",
-        "VLLM_USE_V2_MODEL_RUNNER",
         "VLLM_WORKER_MULTIPROC_METHOD",
     }
 )
@@ -170,6 +167,12 @@ NEUTRAL_VARIABLES = frozenset(
     name for name in VARIABLES if name.startswith("UCX_") or name.endswith(("_IFNAME", "_DEBUG", "_LOGGING_LEVEL"))
 )
 """Those that cannot change an answer, only which device carries bytes and what is logged: no part of a baseline."""
+SETTINGS_OF_VARIABLES = {
+    "VLLM_ATTENTION_BACKEND": "engine.attention_backend",
+    "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_gib",
+    "VLLM_USE_V2_MODEL_RUNNER": "engine.model_runner",
+}
+"""The settings of a profile in whose place a variable would have the last word, as ``SETTINGS`` for arguments."""
 _VALUE = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.,:|+=^-]*|-?[0-9]+(?:\.[0-9]+)?|")
 """Numbers (``-1`` too), words and lists of them. UCX and NCCL write devices as ``mlx5_0:1`` and ``^docker0``."""
 _LIST_WORD = re.compile(r"\^?[A-Za-z0-9_+=][A-Za-z0-9_.,:|+=^-]*|")
@@ -305,6 +308,8 @@ def _check_value(value: str) -> None:
 def check_variables(variables: Mapping[str, str]) -> None:
     """Raise ValueError, with a sentence for the user, for the first variable that a profile may not set for engines."""
     for name, value in variables.items():
+        if (setting := SETTINGS_OF_VARIABLES.get(name)) is not None:
+            raise ValueError(f"expected no variable that a setting of the profile sets, found {name}; use {setting}")
         if name not in VARIABLES:
             raise ValueError(
                 f"expected a variable that a profile may set for engines (harness/profiles/engine_args.py), found "

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import ProfileError
 from harness.profiles.cells import make_plan, select_cells
-from harness.profiles.engine_args import SETTINGS, setting_of
+from harness.profiles.engine_args import SETTINGS, SETTINGS_OF_VARIABLES, VARIABLES, setting_of
 from harness.profiles.engine_config import BLOCK_MULTIPLES, EngineConfig
 from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
@@ -55,8 +55,15 @@ def test_spellings_and_p_are_no_way_around_it(tmp_path, engine, setting):
     assert refused(tmp_path, **engine).endswith(f"; use {setting}")
 
 
+@pytest.mark.parametrize(("variable", "setting"), SETTINGS_OF_VARIABLES.items())
+def test_a_variable_that_a_setting_sets_is_refused_and_the_setting_named(tmp_path, variable, setting):
+    assert variable not in VARIABLES
+    words = refused(tmp_path, env={variable: "1"})
+    assert words.endswith(f"expected no variable that a setting of the profile sets, found {variable}; use {setting}")
+
+
 def test_settings_that_are_named_exist():
-    for setting in SETTINGS.values():
+    for setting in (*SETTINGS.values(), *SETTINGS_OF_VARIABLES.values()):
         section, _, name = setting.partition(".")
         assert (
             name in EngineConfig.model_fields
