@@ -18,6 +18,7 @@ from harness.cli.options import (
     PythonOption,
     Selection,
     make_console,
+    refuse_ignored,
 )
 from harness.util.paths import DEFAULT_OUT
 
@@ -57,6 +58,7 @@ def selftest_command(
 
 
 def aa_command(
+    context: typer.Context,
     *,
     repeat: Annotated[
         int, typer.Option("--repeat", "-n", metavar="N", min=2, max=10_000, help="Number of times each cell is run.")
@@ -78,6 +80,7 @@ def aa_command(
     from harness.lab.aa import judge_again, print_repeat, repeat_cells, write_repeat
 
     if recorded is not None:
+        refuse_ignored(context, ("recorded",), "--from judges everything that was recorded and starts no engines")
         result, folder = judge_again(recorded), recorded
         write_repeat(result, folder)
     else:

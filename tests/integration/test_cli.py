@@ -77,6 +77,7 @@ def test_help_states_the_exit_codes():
         (["selftest", "--mutant", "M1", "--quick"], 64, "exclude each other; keep one"),
         (["selftest", "--engine-python", "/nowhere/python"], 2, "could not be run"),
         (["aa", "--repeat", "1"], 64, "repeat"),
+        (["aa", "--from", "x", "-n", "5", "-c", "y"], 64, "so --repeat and --cell would be ignored; leave them out"),
         (["aa", "--cell", "pd-medusa"], 64, "there is no such cell"),
         (["plan", "--full", "-c", "pd-none", "-s", "cold"], 64, "so --cell and --scenario would be ignored"),
         (["plan", "--full", "--effect", "1"], 64, "--full prints the profile, so --effect would be ignored; leave it"),
