@@ -30,6 +30,8 @@ OF_OTHER_HARDWARE = {"gpu": ["--baselines", str(ROOT / "baselines" / "gpu")], "r
 COMPARED = (Path(__file__).parent / "attacked", RUNS / "gpu")
 """Runs of the same profile on CPU engines and on a GPU."""
 EXPECTED = Path(__file__).parent / "expected"
+TEMPORARY = "/tmp"
+"""Not ``TMPDIR``: lines are wrapped with the folder's name in them, so that its length counts."""
 PROFILES = ("cpu", "gpu", "nightly")
 PAGES = frozenset({"M1", "gpu", "merged", "normal-tier"})
 """Runs of which the files for other readers are kept, too: a red one, one of a GPU, one of several machines, one of the
@@ -76,7 +78,7 @@ def outputs(run: Path, checkout: Path = ROOT, home: Path = ROOT) -> dict[str, st
     ``home`` is the folder that the recorded run's own paths lie in. Times, folders, free disk space and the hash of the
     known defects are replaced by fixed words.
     """
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as temporary:
         folder = Path(temporary) / run.name
         shutil.copytree(run, folder, symlinks=True, ignore=shutil.ignore_patterns(*_JUDGED))
         baselines = OF_OTHER_HARDWARE.get(run.name, ["--baselines", str(BASELINES)])
@@ -103,7 +105,7 @@ def plans(checkout: Path = ROOT) -> dict[str, str]:
 
 def comparison(checkout: Path = ROOT) -> dict[str, str]:
     """Return what is printed about two recorded runs that are compared, and the exit code."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as temporary:
         done = _harness(["report", "--compare", *map(str, COMPARED), "--out", temporary], checkout, ROOT)
         replaced = {temporary: "TMP", str(checkout): "CHECKOUT", str(ROOT): "CHECKOUT"}
         return {"exit": f"{done.code}\n", "terminal": _normalised(done.output, replaced)}
