@@ -263,7 +263,7 @@ class History(Strict):
         """Return the cells and scenarios of all answers, in the order of the record."""
         if isinstance(self.observations, RecordedCells):
             files = ((cell, file) for cell, of in self.observations.files.items() for file in of)
-            return {(cell, scenario): None for cell, file in files for scenario in sorted(file.scenarios)}
+            return {(cell, scenario): None for cell, file in files for scenario in sorted(file.seen.scenarios)}
         return {(o.cell, o.scenario): None for o in self.observations}
 
     def cell(self, cell_id: str) -> CellRecord | None:
