@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
-from pydantic import ValidationError
-
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline, BaselineRow, Header
 from harness.errors import DataError
@@ -22,7 +20,7 @@ from harness.observed.acceptance import CellCounts, counts_of
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
 from harness.profiles.scenarios import AT_ONCE, SAMPLED
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 
 T = TypeVar("T")
 _KEPT = 6
@@ -257,9 +255,5 @@ ONE_STAGE = Stages()
 
 def judging_of(history: History) -> Judging:
     """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
-    try:
+    with refused_as(DataError, f"{history.folder}: the recorded profile is damaged"):
         return history.run.asked_for.judging
-    except ValidationError as error:
-        raise DataError(
-            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
-        ) from error
