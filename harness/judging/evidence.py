@@ -23,6 +23,7 @@ from harness.profiles.scenarios import AT_ONCE, SAMPLED
 from harness.util.invalid_data import refused_as
 
 T = TypeVar("T")
+_K = TypeVar("_K")
 _KEPT = 6
 """How many things that were found are kept."""
 _OTHER_KERNELS = frozenset({"attention_backend", "enforce_eager"})
@@ -31,6 +32,13 @@ _LINEUPS_KEPT = 2
 """Lineups of which the baseline's rows are kept: a cell's own, and plain decoding."""
 _Key = tuple[str, str, str]
 """What was found, the cell and the scenario."""
+
+
+def _once(kept: dict[_K, Any], key: _K, find: Callable[[], T]) -> T:
+    """Return what is kept under a key: what ``find`` finds the first time that it is asked for."""
+    if key not in kept:
+        kept[key] = find()
+    return cast(T, kept[key])
 
 
 def _not_looked_up(lineup: str) -> str:
@@ -64,25 +72,18 @@ class CellView(RecordedCell):
         """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
         memory."""
         key, kept = (what, self.id, self.scenario), self.found.large
-        if key not in kept:
-            while len(kept) >= _KEPT:
-                del kept[next(iter(kept))]
-            kept[key] = find()
-        return cast(T, kept[key])
+        while key not in kept and len(kept) >= _KEPT:
+            del kept[next(iter(kept))]
+        return _once(kept, key, find)
 
     def remembered(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is small and kept to the end, so that the cell
         need not be parsed again for it."""
-        key, kept = (what, self.id, self.scenario), self.found.small
-        if key not in kept:
-            kept[key] = find()
-        return cast(T, kept[key])
+        return _once(self.found.small, (what, self.id, self.scenario), find)
 
     def noted(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this view, which is kept as long as the view is."""
-        if what not in self.own:
-            self.own[what] = find()
-        return cast(T, self.own[what])
+        return _once(self.own, what, find)
 
     @cached_property
     def counts(self) -> CellCounts:
@@ -212,10 +213,7 @@ class Evidence(NamedTuple):
 
     def once(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of the whole run, the first time that it is asked for."""
-        key, kept = (what, "", ""), self.found.small
-        if key not in kept:
-            kept[key] = find()
-        return cast(T, kept[key])
+        return _once(self.found.small, (what, "", ""), find)
 
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""
