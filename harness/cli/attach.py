@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from harness.cli import completion
 from harness.cli.options import key_in, make_console
 from harness.cli.run import ServerOptions
 from harness.errors import UsageError
+from harness.util.tables import folding_table
 
 
 def attach_command(
@@ -86,9 +86,7 @@ def attach_command(
 
 
 def _print(rows: list[tuple[str, ...]], roles: list[str], console: Console) -> None:
-    table = Table(title="what the servers tell", title_justify="left")
-    for column in ("", *roles):
-        table.add_column(column, overflow="fold")
+    table = folding_table("what the servers tell", "", *roles)
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)

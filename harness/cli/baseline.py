@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli import completion, shapes
 from harness.cli.help import HelpfulGroup
@@ -28,6 +27,7 @@ from harness.cli.options import (
     refuse_ignored,
 )
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
+from harness.util.tables import folding_table
 from harness.util.text import counted
 
 if TYPE_CHECKING:
@@ -225,9 +225,8 @@ def list_stored(
         where = f"in {baselines}" if baselines is not None else f"of profile {profile}"
         typer.echo(f"there are no baselines {where}; `harness baseline record` makes them")
         return
-    table = Table(title="baselines", title_justify="left")
-    for column in ("file", "prompts", "rates", "length", "equal runs", "vLLM", "hardware", "recorded"):
-        table.add_column(column, overflow="fold")
+    columns = ("file", "prompts", "rates", "length", "equal runs", "vLLM", "hardware", "recorded")
+    table = folding_table("baselines", *columns)
     for name, header in rows:
         s = header.summary
         again = s.get("again")

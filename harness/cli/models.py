@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli import shapes
 from harness.cli.help import HelpfulGroup
 from harness.cli.options import LATEST, CellOption, JsonOption, ProfileOption, RunDir, make_console, print_json
 from harness.errors import EXIT_UNKNOWN
+from harness.util.tables import folding_table
 
 if TYPE_CHECKING:
     from harness.profiles.hub import Hub
@@ -116,9 +116,8 @@ def _damaged(hub: Hub, found: list[Model], made: list[Convertible]) -> list[str]
 def _show_convertible(made: list[Convertible]) -> None:
     from harness.profiles import converted
 
-    table = Table(title="models in packages, and folders with model.gguf", title_justify="left")
-    for column in ("role", "model", "file", "licence", "size", "converted", "here"):
-        table.add_column(column, overflow="fold")
+    columns = ("role", "model", "file", "licence", "size", "converted", "here")
+    table = folding_table("models in packages, and folders with model.gguf", *columns)
     for m in made:
         sizes = ["?" if size is None else f"{size / 1e6:.0f} MB" for size in (m.source_size, m.size)]
         table.add_row(m.role, m.name, m.file, m.license or "–", *sizes, "yes" if m.folder is not None else "no")
@@ -132,9 +131,7 @@ def _show_convertible(made: list[Convertible]) -> None:
 def _show(found: list[Model]) -> None:
     from harness.profiles.hub import GIB
 
-    table = Table(title="models", title_justify="left")
-    for column in ("role", "repository", "revision", "commit", "size", "here", "gated"):
-        table.add_column(column, overflow="fold")
+    table = folding_table("models", "role", "repository", "revision", "commit", "size", "here", "gated")
     for m in found:
         size = "?" if m.size is None else f"{m.size / GIB:.2f} GiB"
         gated = {True: "yes", False: "no", None: "?"}[m.gated]

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from harness.cli import shapes
 from harness.cli.options import (
@@ -21,6 +20,7 @@ from harness.cli.options import (
     refuse_ignored,
 )
 from harness.errors import EXIT_UNKNOWN, UsageError
+from harness.util.tables import folding_table
 
 _INSTEAD = {
     "schema": ("--schema prints the schema of all profiles", ()),
@@ -116,9 +116,7 @@ def doctor_command(
     if as_json:
         print_json(shapes.doctor(profile, findings))
         raise typer.Exit(EXIT_UNKNOWN if broken else 0)
-    table = Table(title="doctor", title_justify="left")
-    for column in ("what", "found", "", "what to do"):
-        table.add_column(column, overflow="fold")
+    table = folding_table("doctor", "what", "found", "", "what to do")
     for item in findings:
         mark = "[green]✔[/green]" if item.ok else "[red]✘[/red]" if item.needed else "[yellow]–[/yellow]"
         table.add_row(item.what, escape(item.found), mark, "" if item.ok else escape(item.advice))

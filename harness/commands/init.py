@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from pydantic import ValidationError
 
 from harness.errors import HarnessError, ProfileError, UsageError
 from harness.profiles.drafter_models import misplaced
@@ -21,7 +20,7 @@ from harness.profiles.model import Profile
 from harness.profiles.model_reference import TARGET, TOKENIZER, ModelReference, described_in, named_on_hub
 from harness.prompts.datasets import read_texts
 from harness.util.choices import nearest
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 from harness.util.paths import REPOSITORY, beneath
 from harness.util.text import listed
 
@@ -322,10 +321,8 @@ def _model(given: str, role: str, option: str, hub: Hub, file: str, beside: Path
             f"{option} {given} is no folder, and no name on the hub (ORGANISATION/NAME, with @REVISION where it is "
             "not main); correct it"
         )
-    try:
+    with refused_as(UsageError, f"{option} {given}: not a name on the hub"):
         reference = ModelReference.model_validate(raw)
-    except ValidationError as error:
-        raise UsageError(f"{option} {given}: not a name on the hub:\n{describe_validation_error(error)}") from error
     if reference.pinned:
         return [given]
     commit, why = _commit(reference, role, hub)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from harness.commands.plan_data import StrataCounts, measured_rounding, missed_lengths, strata_of
@@ -29,6 +29,7 @@ from harness.prompts.lengths import Stratum
 from harness.scheduling.links import UNKNOWN, summary
 from harness.scheduling.model import Device, Job, Placement
 from harness.scheduling.planning import all_at_once, simulate
+from harness.util.tables import folding_table
 from harness.util.text import counted, lasting
 from harness.workload.cells import cold_prompts, group_expected_s, scripts_expected_s
 from harness.workload.prepare import Prepared
@@ -94,10 +95,8 @@ def _first_of(cells: Sequence[str]) -> str:
 
 def _engines(prepared: Prepared) -> Table:
     profile = prepared.profile
-    table = Table()
+    table = Table("engines started", "cells that share them", "requests", "lookahead", "expected")
     gpu = profile.engine.device == "gpu"
-    for column in ("engines started", "cells that share them", "requests", "lookahead", "expected"):
-        table.add_column(column)
     for group in prepared.plan.groups:
         table.add_row(
             _needs(prepared, group) if gpu else _roles(group),
@@ -116,12 +115,12 @@ GPU_GIB = 80.0
 def _slots(prepared: Prepared) -> Table:
     """Tabulate how long the plan takes by number of GPUs, using the scheduler of a run."""
     used = sum(_gpu_seconds(job) for job in _jobs(prepared, assumed_gpus(1)))
+    columns = ("GPUs", "done after", "cells that do not fit", "pairs with P and D apart")
     table = Table(
+        *(Column(name, justify="right") for name in columns),
         title=f"on GPUs of {GPU_GIB:g} GiB: {lasting(used).replace(' ', ' GPU-')} by the profile's expected times",
         title_justify="left",
     )
-    for column in ("GPUs", "done after", "cells that do not fit", "pairs with P and D apart"):
-        table.add_column(column, justify="right")
     for count in (1, 2, 4, 8, 16):
         inventory = assumed_gpus(count)
         schedule = simulate(all_at_once(_jobs(prepared, inventory), inventory.devices), inventory.devices)
@@ -194,9 +193,7 @@ def print_models(source: str, console: Console) -> None:
     if not found:
         return
     hub = Hub()
-    table = Table(title="models", title_justify="left")
-    for column in ("repository", "commit", "size", "to fetch"):
-        table.add_column(column, overflow="fold")
+    table = folding_table("models", "repository", "commit", "size", "to fetch")
     for m in found:
         table.add_row(
             m.reference.repo,
@@ -242,22 +239,17 @@ def _strata_title(part: Profile) -> str:
 
 
 def _strata(found: StrataCounts) -> Table:
-    table = Table()
-    table.add_column("stratum")
-    for method in found.counts:
-        table.add_column(method, justify="right")
+    table = Table("stratum", *(Column(method, justify="right") for method in found.counts))
     for stratum in Stratum:
         table.add_row(stratum.value, *(str(counts[stratum]) for counts in found.counts.values()))
     return table
 
 
 def _seen(found: Sensitivity, effect_points: float) -> Table:
-    table = Table(title="what this run can detect", title_justify="left")
-    table.add_column("cell")
     headings = ["tests", "prompts", "smallest change at position 0", "in the weakest stratum"]
     headings += ["wrong answers alone", f"texts for {effect_points:g} point{'' if effect_points == 1 else 's'}"]
-    for column in headings:
-        table.add_column(column, justify="right")
+    right = (Column(heading, justify="right") for heading in headings)
+    table = Table("cell", *right, title="what this run can detect", title_justify="left")
     for row in found.rows:
         if row.scenario != COLD and not found.normal:
             continue

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from harness.commands.plain_beside import PlainAnswers, ask_plain
 from harness.engines.answers import Sampling, request_body
 from harness.engines.api_key import HeaderFile, header_file
@@ -43,7 +41,7 @@ from harness.stats.quiet import excluded_above, least_rate, quiet_tries
 from harness.stats.sequential import Interval, interval_of
 from harness.util.choices import nearest, no_such
 from harness.util.files import write_json
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 from harness.util.progress import Reporter
 from harness.util.text import listed
 from harness.workload.at_once import AtOnce, Item
@@ -287,12 +285,8 @@ def from_names(source: str, cell: str, prompt: str, scenario: str) -> tuple[Prep
 
 
 def _profile(history: History) -> Profile:
-    try:
+    with refused_as(DataError, f"{history.folder}: the recorded profile is damaged"):
         return history.run.asked_for.as_profile()
-    except ValidationError as error:
-        raise DataError(
-            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
-        ) from error
 
 
 def _prepared(whole: Profile, source: str, target: Target, history: History | None) -> Prepared:

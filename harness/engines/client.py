@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -85,22 +86,14 @@ class Client:
 
     def post(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
         """Send an empty POST. Raises HandoffError when there is no answer."""
-        try:
+        with _expecting(f"{self.role} engine: expected an answer to POST {path}"):
             return self._http.post(path, timeout=timeout_s)
-        except httpx.HTTPError as error:
-            raise _error_class(error)(
-                f"{self.role} engine: expected an answer to POST {path}, found {type(error).__name__}: {error}"
-            ) from error
 
     def load_adapter(self, name: str, folder: str, timeout_s: float = 30.0) -> None:
         """Load a LoRA adapter under a name, in the place of one that has it. Raises HandoffError unless it is there."""
         wanted = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        try:
+        with _expecting(f"{self.role} engine: expected the adapter {folder} to be loaded"):
             response = self._http.post("/v1/load_lora_adapter", json=wanted, timeout=timeout_s)
-        except httpx.HTTPError as error:
-            raise _error_class(error)(
-                f"{self.role} engine: expected the adapter {folder} to be loaded, found {type(error).__name__}: {error}"
-            ) from error
         if response.status_code != 200:
             raise HandoffError(
                 f"{self.role} engine: expected status 200 for the adapter {folder}, found {response.status_code}: "
@@ -156,14 +149,8 @@ class Client:
             ) from error
 
     def _metrics(self, path: str) -> str:
-        try:
-            response = self._http.get(path)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
-            raise _error_class(error)(
-                f"{self.role} engine: expected metrics, found {type(error).__name__}: {error}"
-            ) from error
-        return _text(response)
+        with _expecting(f"{self.role} engine: expected metrics"):
+            return _text(self._http.get(path).raise_for_status())
 
     def complete(
         self,
@@ -233,14 +220,10 @@ class Client:
     ) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
         headers = {"X-Request-Id": request_id}
-        try:
+        with _expecting(f"{role} engine: expected an answer to request {request_id}"):
             return self._http.post(
                 path_of(api), json=body, headers=headers, timeout=limit, extensions=dict(extensions or {})
             )
-        except httpx.HTTPError as error:
-            raise _error_class(error)(
-                f"{role} engine: expected an answer to request {request_id}, found {type(error).__name__}: {error}"
-            ) from error
 
     def _begin(self, body: Mapping[str, Any], request_id: str, role: Role, abandon: Abandon) -> httpx.Response:
         """Send a request and give it up; return the answer if it came before that. Raises AbandonedError when it was
@@ -285,8 +268,14 @@ def _text(response: httpx.Response) -> str:
     return response.content.decode("utf-8", errors="replace")
 
 
-def _error_class(error: httpx.HTTPError) -> type[HandoffError]:
-    return RequestTimeoutError if isinstance(error, httpx.TimeoutException) else HandoffError
+@contextlib.contextmanager
+def _expecting(what: str) -> Iterator[None]:
+    """Raise HandoffError, or RequestTimeoutError, which says ``what`` was expected, when an exchange fails."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        kind = RequestTimeoutError if isinstance(error, httpx.TimeoutException) else HandoffError
+        raise kind(f"{what}, found {type(error).__name__}: {error}") from error
 
 
 def parse_completion(

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, InstanceOf, ValidationError
+from pydantic import Field, InstanceOf
 
 from harness.errors import DataError
 from harness.history import index
@@ -31,7 +31,7 @@ from harness.history.witness import KVWitness
 from harness.profiles.cells import CellName
 from harness.util import json_io
 from harness.util.files import require_no_links, write_json
-from harness.util.invalid_data import describe_validation_error, shown
+from harness.util.invalid_data import refused_as, shown
 from harness.util.json_io import MIB, printable
 from harness.util.storage import LineFile, writing
 from harness.util.strict import Strict
@@ -263,7 +263,7 @@ class History(Strict):
         """Return the cells and scenarios of all answers, in the order of the record."""
         if isinstance(self.observations, RecordedCells):
             files = ((cell, file) for cell, of in self.observations.files.items() for file in of)
-            return {(cell, scenario): None for cell, file in files for scenario in sorted(file.scenarios)}
+            return {(cell, scenario): None for cell, file in files for scenario in sorted(file.seen.scenarios)}
         return {(o.cell, o.scenario): None for o in self.observations}
 
     def cell(self, cell_id: str) -> CellRecord | None:
@@ -315,10 +315,8 @@ def load_history(folder: Path, in_memory: int | None = None, unread: bool = Fals
         raw = migrate(raw)
     except (TypeError, AttributeError, ValueError, KeyError) as error:
         raise DataError(f"{run_file} is damaged: it does not have the shape of schema {version} ({error})") from error
-    try:
+    with refused_as(DataError, f"{run_file} is damaged"):
         run = RunRecord.model_validate(raw)
-    except ValidationError as error:
-        raise DataError(f"{run_file} is damaged:\n{describe_validation_error(error)}") from error
     if not isinstance(run.asked_for.setting("name"), str):
         raise DataError(f"{run_file} is damaged:\n  profile.name: expected the profile's name, found none")
     wrong = list(contradictions(run))

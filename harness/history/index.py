@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -79,14 +79,18 @@ def cell_rows(observations: Sequence[Observation]) -> CellRows:
 
 
 class FoundInFile(NamedTuple):
-    """What the first reading of a file found; ``RecordedFile`` says what each figure is."""
+    """What the first reading of a file found."""
 
     lines: int
     size: int
+    """Bytes of the complete lines."""
     said: int
+    """Output tokens of its answers, without those that were re-scored."""
     scenarios: frozenset[str]
     exchanges: array[int]
+    """A number for each exchange with an engine, which is its own."""
     torn: bool
+    """Whether there is anything after the last complete line of at most LONGEST_LINE bytes."""
 
 
 class RecordedFile:
@@ -100,7 +104,8 @@ class RecordedFile:
         """Look at a file that has answers of a cell, and read nothing of it."""
         self.path = path
         self.cell = cell
-        self._found: FoundInFile | None = None
+        self.found: FoundInFile | None = None
+        """What was found by reading it; None if nobody has. Another process may have."""
         with self._open() as stream:
             self._stamp = self._stamp_of(stream)
 
@@ -110,45 +115,9 @@ class RecordedFile:
         return self._stamp[0]
 
     @property
-    def found(self) -> FoundInFile | None:
-        """What was found by reading it; None if nobody has."""
-        return self._found
-
-    def take(self, found: FoundInFile) -> None:
-        """Take over what another process found by reading it."""
-        self._found = found
-
-    @property
-    def lines(self) -> int:
-        return self._seen.lines
-
-    @property
-    def size(self) -> int:
-        """Bytes of the complete lines."""
-        return self._seen.size
-
-    @property
-    def said(self) -> int:
-        """Output tokens of its answers, without those that were re-scored."""
-        return self._seen.said
-
-    @property
-    def scenarios(self) -> frozenset[str]:
-        return self._seen.scenarios
-
-    @property
-    def exchanges(self) -> array[int]:
-        """A number for each exchange with an engine, which is its own."""
-        return self._seen.exchanges
-
-    @property
-    def torn(self) -> bool:
-        """Whether there is anything after the last complete line of at most LONGEST_LINE bytes."""
-        return self._seen.torn
-
-    @property
-    def _seen(self) -> FoundInFile:
-        return self._found if self._found is not None else self.read()
+    def seen(self) -> FoundInFile:
+        """What is found by reading it, which is done now if nobody has."""
+        return self.found if self.found is not None else self.read()
 
     def read(self, kept: list[Observation] | None = None) -> FoundInFile:
         """Validate the complete lines, and append them to ``kept`` if there is one. Raises DataError for damaged
@@ -157,15 +126,15 @@ class RecordedFile:
             for o in self._first_pass():
                 if kept is not None:
                     kept.append(o)
-        assert self._found is not None
-        return self._found
+        assert self.found is not None
+        return self.found
 
     def __iter__(self) -> Iterator[Observation]:
-        if self._found is None:
+        if self.found is None:
             yield from self._first_pass()
             return
         with self._open_unchanged() as stream:
-            for number, line in enumerate(islice(stream, self._found.lines), 1):
+            for number, line in enumerate(islice(stream, self.found.lines), 1):
                 yield self._parse(line[:-1], number)
 
     def _first_pass(self) -> Iterator[Observation]:
@@ -189,7 +158,7 @@ class RecordedFile:
                     yield o
         except OSError as error:
             raise self._unreadable(error) from error
-        self._found = FoundInFile(lines, size, said, frozenset(scenarios), exchanges, torn)
+        self.found = FoundInFile(lines, size, said, frozenset(scenarios), exchanges, torn)
 
     def _validated(self, text: bytes, line: int) -> Observation:
         o = self._parse(text, line)
@@ -221,7 +190,7 @@ class RecordedFile:
     def copy_to(self, target: IO[bytes]) -> None:
         """Write the complete lines to another file."""
         with self._open_unchanged() as stream:
-            target.writelines(islice(stream, self.lines))
+            target.writelines(islice(stream, self.seen.lines))
 
     def _open(self) -> IO[bytes]:
         try:
@@ -254,50 +223,50 @@ class RecordedCells:
         """Whether files were left to be validated by whoever reads them first."""
 
     @property
+    def _every(self) -> Iterator[RecordedFile]:
+        return chain.from_iterable(self.files.values())
+
+    @property
     def torn(self) -> bool:
         """Whether there is anything after the last complete line of a file."""
-        return any(file.torn for files in self.files.values() for file in files)
+        return any(file.seen.torn for file in self._every)
 
     @property
     def repeated_exchanges(self) -> int:
         """How many exchanges are on record more than once: one that stands for two answers proves at most one."""
-        every = np.concatenate([np.zeros(0, np.int64), *(f.exchanges for of in self.files.values() for f in of)])
+        every = np.concatenate([np.zeros(0, np.int64), *(file.seen.exchanges for file in self._every)])
         return len(every) - len(np.unique(every))
 
     @property
     def said(self) -> int:
         """Output tokens of all answers, without those that were re-scored."""
-        return sum(file.said for files in self.files.values() for file in files)
+        return sum(file.seen.said for file in self._every)
 
     @property
     def seen(self) -> dict[Path, FoundInFile]:
         """What was found in the files that somebody has read."""
-        every = (file for files in self.files.values() for file in files)
-        return {file.path: file.found for file in every if file.found is not None}
+        return {file.path: file.found for file in self._every if file.found is not None}
 
     def take(self, seen: Mapping[Path, FoundInFile]) -> None:
         """Take over what another process found in files."""
-        for files in self.files.values():
-            for file in files:
-                if file.found is None and file.path in seen:
-                    file.take(seen[file.path])
+        for file in self._every:
+            file.found = file.found or seen.get(file.path)
 
     def bytes_of(self, cell: str) -> int:
         """Return the bytes of a cell's files, which are not read for it."""
         return sum(file.on_disk for file in self.files.get(cell, ()))
 
     def __len__(self) -> int:
-        return sum(file.lines for files in self.files.values() for file in files)
+        return sum(file.seen.lines for file in self._every)
 
     def __iter__(self) -> Iterator[Observation]:
-        return (o for files in self.files.values() for file in files for o in file)
+        return chain.from_iterable(self._every)
 
     def of_scenario(self, scenario: str) -> Iterator[Observation]:
         """Iterate over the observations of a scenario, by cell; files without it are not read."""
-        for files in self.files.values():
-            for file in files:
-                if scenario in file.scenarios:
-                    yield from (o for o in file if o.scenario == scenario)
+        for file in self._every:
+            if scenario in file.seen.scenarios:
+                yield from (o for o in file if o.scenario == scenario)
 
     def of_cell(self, cell: str) -> CellRows:
         """Return the observations of a cell, from the cache if possible; they are empty if it was not recorded."""
@@ -306,7 +275,7 @@ class RecordedCells:
         if found is None:
             with collector_paused():
                 found = cell_rows([o for file in files for o in file])
-            _CACHE.put(files, found, sum(file.size for file in files))
+            _CACHE.put(files, found, sum(file.seen.size for file in files))
         return found
 
     def __eq__(self, other: object) -> bool:

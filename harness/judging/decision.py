@@ -84,3 +84,7 @@ def decide(facts: Facts) -> tuple[Verdict, str]:
         if all(values[name] == wanted for name, wanted in row.when.items()):
             return row.verdict, row.why
     raise AssertionError("the last row of the table matches everything")
+
+
+DIFFERS, _ = decide(Facts(change="differ", against="this run"))
+"""The verdict on a cell that differs from another one of the same run where both have to agree."""

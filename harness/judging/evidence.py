@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
-from pydantic import ValidationError
-
 from harness.baselines.lookup import Lookup
 from harness.baselines.model import Baseline, BaselineRow, Header
 from harness.errors import DataError
@@ -22,9 +20,10 @@ from harness.observed.acceptance import CellCounts, counts_of
 from harness.observed.recorded_cell import RecordedCell
 from harness.profiles.model import Judging
 from harness.profiles.scenarios import AT_ONCE, SAMPLED
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 
 T = TypeVar("T")
+_K = TypeVar("_K")
 _KEPT = 6
 """How many things that were found are kept."""
 _OTHER_KERNELS = frozenset({"attention_backend", "enforce_eager"})
@@ -33,6 +32,13 @@ _LINEUPS_KEPT = 2
 """Lineups of which the baseline's rows are kept: a cell's own, and plain decoding."""
 _Key = tuple[str, str, str]
 """What was found, the cell and the scenario."""
+
+
+def _once(kept: dict[_K, Any], key: _K, find: Callable[[], T]) -> T:
+    """Return what is kept under a key: what ``find`` finds the first time that it is asked for."""
+    if key not in kept:
+        kept[key] = find()
+    return cast(T, kept[key])
 
 
 def _not_looked_up(lineup: str) -> str:
@@ -66,25 +72,18 @@ class CellView(RecordedCell):
         """Return what ``find`` finds of this cell and scenario, which is kept for a while: a run may be larger than the
         memory."""
         key, kept = (what, self.id, self.scenario), self.found.large
-        if key not in kept:
-            while len(kept) >= _KEPT:
-                del kept[next(iter(kept))]
-            kept[key] = find()
-        return cast(T, kept[key])
+        while key not in kept and len(kept) >= _KEPT:
+            del kept[next(iter(kept))]
+        return _once(kept, key, find)
 
     def remembered(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this cell and scenario, which is small and kept to the end, so that the cell
         need not be parsed again for it."""
-        key, kept = (what, self.id, self.scenario), self.found.small
-        if key not in kept:
-            kept[key] = find()
-        return cast(T, kept[key])
+        return _once(self.found.small, (what, self.id, self.scenario), find)
 
     def noted(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of this view, which is kept as long as the view is."""
-        if what not in self.own:
-            self.own[what] = find()
-        return cast(T, self.own[what])
+        return _once(self.own, what, find)
 
     @cached_property
     def counts(self) -> CellCounts:
@@ -214,10 +213,7 @@ class Evidence(NamedTuple):
 
     def once(self, what: str, find: Callable[[], T]) -> T:
         """Return what ``find`` finds of the whole run, the first time that it is asked for."""
-        key, kept = (what, "", ""), self.found.small
-        if key not in kept:
-            kept[key] = find()
-        return cast(T, kept[key])
+        return _once(self.found.small, (what, "", ""), find)
 
     def over(self, history: History) -> Evidence:
         """Return the same with another history, recorded after this one to be judged alike."""
@@ -257,9 +253,5 @@ ONE_STAGE = Stages()
 
 def judging_of(history: History) -> Judging:
     """Return the thresholds that the run was planned with. Raises DataError if they are damaged."""
-    try:
+    with refused_as(DataError, f"{history.folder}: the recorded profile is damaged"):
         return history.run.asked_for.judging
-    except ValidationError as error:
-        raise DataError(
-            f"{history.folder}: the recorded profile is damaged:\n{describe_validation_error(error)}"
-        ) from error

@@ -44,14 +44,6 @@ class ObservedCell:
         return CellName.of(self.id)
 
     @property
-    def topology(self) -> str:
-        return self.name.topology
-
-    @property
-    def method(self) -> str:
-        return self.name.method
-
-    @property
     def lineup(self) -> str:
         """The key of the baseline for this cell."""
         return self.name.lineup
@@ -81,11 +73,11 @@ class ObservedCell:
     @cached_property
     def traits(self) -> Traits:
         """What is known of the cell's method of vLLM."""
-        return self.profile.traits(self.method)
+        return self.profile.traits(self.name.method)
 
     @cached_property
     def handed_off(self) -> bool:
-        return self.topology == "pd"
+        return self.name.topology == "pd"
 
     @property
     def may_pad(self) -> bool:

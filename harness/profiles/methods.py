@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationError, model_validator
 
@@ -99,14 +99,13 @@ class NoSpeculation(Strict):
     """Plain decoding."""
 
     kind: Literal["none"]
-
-    @property
-    def drafter(self) -> None:
-        return None
-
-    @property
-    def prefill_drafter(self) -> None:
-        return None
+    drafter: ClassVar[None] = None
+    prefill_drafter: ClassVar[None] = None
+    drafter_path: ClassVar[Path | None] = None
+    traits: ClassVar[Traits] = _NONE
+    draft_tokens: ClassVar[int] = 0
+    lookahead: ClassVar[int] = 0
+    """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
 
     @property
     def on_prefill(self) -> Self:
@@ -117,23 +116,6 @@ class NoSpeculation(Strict):
     def vllm_method(self) -> str:
         """What vLLM calls the method."""
         return self.kind
-
-    @property
-    def traits(self) -> Traits:
-        return _NONE
-
-    @property
-    def draft_tokens(self) -> int:
-        return 0
-
-    @property
-    def lookahead(self) -> int:
-        """KV slots that the scheduler reserves past the scheduled tokens (vLLM 0.32 ``num_lookahead_tokens``)."""
-        return 0
-
-    @property
-    def drafter_path(self) -> Path | None:
-        return None
 
     @property
     def given_config(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,22 @@ class _Scenario(Strict):
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
     max_tokens: int | None = Field(default=None, ge=2)
     """Output tokens of each request; None uses the workload's."""
+
+    mean_slack: ClassVar[float] = 0.0
+    """By how much of itself mean acceptance may be moved by the state alone."""
+    steps_may_move: ClassVar[bool] = True
+    """Whether an answer that is within the slack may have a step more or fewer than alone."""
+    chunks_long_prompts: ClassVar[bool] = False
+    """Whether a prompt longer than an engine step may be prefilled in other chunks than alone, because some of it
+    may be cached."""
+    samples: ClassVar[bool] = False
+    """Whether its answers are drawn at a temperature above zero."""
+    may_answer_nothing: ClassVar[bool] = False
+    """Whether the client may give up all of its requests."""
+    evicts: ClassVar[bool] = False
+    """Whether the blocks of every earlier request are gone when a prompt is asked again."""
+    appends_answer: ClassVar[bool] = False
+    """Whether the last token of D's prompt is P's answer to the others."""
 
     @property
     def drawn(self) -> int:
@@ -57,43 +73,7 @@ class _Scenario(Strict):
         return 0.0
 
     @property
-    def mean_slack(self) -> float:
-        """By how much of itself mean acceptance may be moved by the state alone."""
-        return 0.0
-
-    @property
-    def steps_may_move(self) -> bool:
-        """Whether an answer that is within the slack may have a step more or fewer than alone."""
-        return True
-
-    @property
-    def chunks_long_prompts(self) -> bool:
-        """Whether a prompt longer than an engine step may be prefilled in other chunks than alone, because some of it
-        may be cached."""
-        return False
-
-    @property
-    def samples(self) -> bool:
-        """Whether its answers are drawn at a temperature above zero."""
-        return False
-
-    @property
     def asks_prompt_logprobs(self) -> bool:
-        return False
-
-    @property
-    def may_answer_nothing(self) -> bool:
-        """Whether the client may give up all of its requests."""
-        return False
-
-    @property
-    def evicts(self) -> bool:
-        """Whether the blocks of every earlier request are gone when a prompt is asked again."""
-        return False
-
-    @property
-    def appends_answer(self) -> bool:
-        """Whether the last token of D's prompt is P's answer to the others."""
         return False
 
     @property
@@ -150,9 +130,7 @@ class Concurrent(_Scenario):
     late: tuple[str, ...] = Field(min_length=1)
     rounds: int = Field(default=1, ge=1)
 
-    @property
-    def routed(self) -> bool:
-        return True
+    routed: ClassVar[bool] = True
 
 
 class Crowd(_Scenario):
@@ -167,18 +145,13 @@ class Crowd(_Scenario):
     """What must show of every crowd: its requests took fewer engine steps than they would one by one; the first step
     could not hold the prompts of all, so that one was computed in chunks; the answering engine preempted a request."""
 
+    acceptance_slack: ClassVar[float] = PRESSURE_SLACK
+    mean_slack: ClassVar[float] = CHUNKS_SLACK
+    """Prompts of a crowd are prefilled in other chunks than alone, and a preempted request is prefilled again."""
+
     @property
     def drawn(self) -> int:
         return self.prompts
-
-    @property
-    def acceptance_slack(self) -> float:
-        return PRESSURE_SLACK
-
-    @property
-    def mean_slack(self) -> float:
-        """Prompts of a crowd are prefilled in other chunks than alone, and a preempted request is prefilled again."""
-        return CHUNKS_SLACK
 
 
 class Pressure(_Scenario):
@@ -195,13 +168,8 @@ class Pressure(_Scenario):
     is paused, has pulled them, so these must fit into P's pool together."""
     waiting: Pair
 
-    @property
-    def acceptance_slack(self) -> float:
-        return PRESSURE_SLACK
-
-    @property
-    def steps_may_move(self) -> bool:
-        return False
+    acceptance_slack: ClassVar[float] = PRESSURE_SLACK
+    steps_may_move: ClassVar[bool] = False
 
 
 class Refill(_Scenario):
@@ -211,9 +179,7 @@ class Refill(_Scenario):
     prompts: tuple[str, ...] = Field(min_length=1)
     fill: tuple[str, ...] = Field(min_length=1)
 
-    @property
-    def evicts(self) -> bool:
-        return True
+    evicts: ClassVar[bool] = True
 
 
 class GivenBack(_Scenario):
@@ -231,9 +197,7 @@ class GivenBack(_Scenario):
     """Prompts that the answering engine alone is asked then, to take every block that is free."""
     rounds: int = Field(default=1, ge=1)
 
-    @property
-    def acceptance_slack(self) -> float:
-        return PRESSURE_SLACK
+    acceptance_slack: ClassVar[float] = PRESSURE_SLACK
 
 
 class LatePull(_Scenario):
@@ -243,9 +207,7 @@ class LatePull(_Scenario):
     prompts: tuple[str, ...] = Field(min_length=1)
     fill: tuple[str, ...] = Field(min_length=1)
 
-    @property
-    def topologies(self) -> tuple[Topology, ...]:
-        return ("pd",)
+    topologies: ClassVar[tuple[Topology, ...]] = ("pd",)
 
 
 class Aged(_Scenario):
@@ -271,9 +233,7 @@ class Recovery(_Scenario):
     """Whether P is restarted, so that the parameters are those of a P that is really gone, and its successor hands the
     prompt off once more, with nothing cached."""
 
-    @property
-    def topologies(self) -> tuple[Topology, ...]:
-        return ("pd",)
+    topologies: ClassVar[tuple[Topology, ...]] = ("pd",)
 
     @property
     def restarts_p(self) -> bool:
@@ -294,9 +254,7 @@ class SecondPrefill(_Scenario):
     kind: Literal["second-prefill"]
     prompts: tuple[str, ...] = Field(min_length=2)
 
-    @property
-    def topologies(self) -> tuple[Topology, ...]:
-        return ("pd",)
+    topologies: ClassVar[tuple[Topology, ...]] = ("pd",)
 
     def by_second_p(self, part: str) -> bool:
         return part.startswith(SECOND)
@@ -313,13 +271,8 @@ class AppendedToken(_Scenario):
     donor: str | None = None
     """A prompt that D is asked alone before each, so that D has the first blocks cached; None: D has nothing cached."""
 
-    @property
-    def topologies(self) -> tuple[Topology, ...]:
-        return ("pd",)
-
-    @property
-    def appends_answer(self) -> bool:
-        return True
+    topologies: ClassVar[tuple[Topology, ...]] = ("pd",)
+    appends_answer: ClassVar[bool] = True
 
 
 Mistake = Literal["used-twice", "used-late", "shared", "retried", "more-tokens", "asked-twice"]
@@ -346,6 +299,9 @@ class HandOffMistakes(_Scenario):
     """Requests that are sent at once with the parameters of one hand-off, for ``shared``."""
     patience_s: float = Field(default=10.0, gt=0, le=60)
 
+    topologies: ClassVar[tuple[Topology, ...]] = ("pd",)
+    may_answer_nothing: ClassVar[bool] = True
+
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.mistakes and not self.lost:
@@ -353,14 +309,6 @@ class HandOffMistakes(_Scenario):
         if ("used-late" in self.mistakes) != bool(self.fill):
             raise ValueError("expected prompts to fill P's pool with (fill) for used-late, and for nothing else")
         return self
-
-    @property
-    def topologies(self) -> tuple[Topology, ...]:
-        return ("pd",)
-
-    @property
-    def may_answer_nothing(self) -> bool:
-        return True
 
 
 class SharedBlock(_Scenario):
@@ -409,9 +357,7 @@ class Sampled(_Scenario):
     prompts: tuple[str, ...] = Field(min_length=1)
     temperature: float = Field(gt=0, le=2)
 
-    @property
-    def samples(self) -> bool:
-        return True
+    samples: ClassVar[bool] = True
 
 
 Feature = Literal["grammar", "min-tokens", "stop-token", "stop-at-once", "stop-string", "prompt-logprobs"]
@@ -536,9 +482,7 @@ class Parameters(_Scenario):
     by_router: bool = False
     """Whether they are sent through routers, too."""
 
-    @property
-    def by_plain_alone(self) -> bool:
-        return True
+    by_plain_alone: ClassVar[bool] = True
 
     @property
     def routed(self) -> bool:
@@ -558,13 +502,8 @@ class Adapters(_Scenario):
     together: bool = False
     """Whether the three are asked at once, so that each has rows of the same steps, and nothing else is."""
 
-    @property
-    def by_plain_alone(self) -> bool:
-        return True
-
-    @property
-    def acceptance_slack(self) -> float:
-        return PRESSURE_SLACK
+    by_plain_alone: ClassVar[bool] = True
+    acceptance_slack: ClassVar[float] = PRESSURE_SLACK
 
 
 Api = Literal["completion", "text", "completion-stream", "chat", "chat-stream"]
@@ -591,9 +530,7 @@ class Apis(_Scenario):
     )
     """In which ways, beside as a whole completion. An endpoint's second one finds the first one's blocks cached."""
 
-    @property
-    def routed(self) -> bool:
-        return True
+    routed: ClassVar[bool] = True
 
 
 class Abandon(Strict):
@@ -706,6 +643,9 @@ class Trace(_Scenario):
     """Whether the engine that is asked first, P in a pair, is paused until all requests of a stage are queued, so that
     it begins them in the order of their delays; or, with ``answering``, D, whose blocks they take together."""
 
+    chunks_long_prompts: ClassVar[bool] = True
+    may_answer_nothing: ClassVar[bool] = True
+
     @model_validator(mode="after")
     def _waits_for_answers(self) -> Self:
         for number, stage in enumerate(self.stages):
@@ -744,14 +684,6 @@ class Trace(_Scenario):
     @property
     def acceptance_slack(self) -> float:
         return PRESSURE_SLACK if self.crowded else 0.0
-
-    @property
-    def chunks_long_prompts(self) -> bool:
-        return True
-
-    @property
-    def may_answer_nothing(self) -> bool:
-        return True
 
 
 Scenario = Annotated[

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from harness.errors import DataError, UsageError
 from harness.profiles.model import PromptRecipe
 from harness.prompts import probe_task
 from harness.prompts.lengths import Stratum, classify, target_lengths
 from harness.util.files import read_json_lines, sha256_json, template_hash, tokenizer_hash, write_atomic
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 from harness.util.names import SafeName
 from harness.util.quiet_transformers import load_transformers
 from harness.util.strict import Strict
@@ -175,18 +175,14 @@ def load_prompts(path: Path) -> PromptSet:
     lines = list(read_json_lines(path, "prompt set"))
     if not lines:
         raise DataError(f"prompt set {path}: expected a header line and prompts, found an empty file")
-    try:
+    with refused_as(DataError, f"prompt set {path}, line 1 (header)"):
         header = PromptHeader.model_validate(lines[0][1])
-    except ValidationError as error:
-        raise DataError(f"prompt set {path}, line 1 (header):\n{describe_validation_error(error)}") from error
     if header.format != FORMAT:
         raise DataError(f"prompt set {path}: expected format {FORMAT}, found {header.format!r}")
     prompts = []
     for number, raw in lines[1:]:
-        try:
+        with refused_as(DataError, f"prompt set {path}, line {number}"):
             prompt = Prompt.model_validate(raw)
-        except ValidationError as error:
-            raise DataError(f"prompt set {path}, line {number}:\n{describe_validation_error(error)}") from error
         _verify(prompt, header, f"prompt set {path}, line {number} ({prompt.id})")
         prompts.append(prompt)
     if not prompts:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from harness.history.verdict import Verdict
@@ -49,10 +49,8 @@ def render_comparison(comparison: Comparison) -> str:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the cells, settings and findings in which two runs differ."""
     first, second = comparison.names
-    table = Table(title=f"{first} and {second} run", title_justify="left")
-    table.add_column("cell", no_wrap=True)
-    for name in (first, second, "same tokens", f"acceptance, {second} minus {first}"):
-        table.add_column(name)
+    columns = (Column("cell", no_wrap=True), first, second, "same tokens", f"acceptance, {second} minus {first}")
+    table = Table(*columns, title=f"{first} and {second} run", title_justify="left")
     for c in comparison.cells:
         verdicts = [verdict_text(v) if v is not None else Text("not run") for v in c.verdicts]
         moved = [f"{p}: {points(d)}" for p, d in enumerate(c.positions) if d.effect]
@@ -95,10 +93,8 @@ def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
 
 def print_trend(trend: Trend, console: Console) -> None:
     """Print the latest runs, the drifts found, and the runs left out."""
-    table = Table(title="runs", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    table.add_column("verdict")
-    table.add_column("cells not passing")
+    columns = (Column("run", no_wrap=True), "verdict", "cells not passing")
+    table = Table(*columns, title="runs", title_justify="left")
     for n in trend.runs[-20:]:
         bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]
         table.add_row(n.run_id, verdict_text(n.verdict), ", ".join(bad[:4]) + (" …" if len(bad) > 4 else ""))

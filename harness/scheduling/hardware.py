@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -14,10 +15,11 @@ from harness.scheduling.gpus import in_words, visible_here
 
 def hardware() -> dict[str, Any]:
     """Return processor, cores, memory and GPUs with their driver of this machine, without its host name."""
-    devices = visible_here().devices
+    devices, processor = visible_here().devices, _of_processor()
     return {
-        "processor": _processor(),
-        "processor_model": _processor_model(),
+        "processor": processor.get("model name", platform.processor() or "unknown"),
+        # By these, processors of one name differ, and the kernels chosen for them.
+        "processor_model": "/".join(processor.get(name, "?") for name in ("cpu family", "model", "stepping")),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -26,24 +28,11 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _processor_model() -> str:
-    """Return family, model and stepping, by which processors of one name differ, and the kernels chosen for them."""
-    found = dict.fromkeys(("cpu family", "model", "stepping"), "?")
-    try:
+def _of_processor() -> dict[str, str]:
+    """Return what the kernel tells of the first processor."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
-            if found.get(key.strip()) == "?":
-                found[key.strip()] = value.strip()
-    except OSError:
-        pass
-    return "/".join(found.values())
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+            found.setdefault(key.strip(), value.strip())
+    return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from harness.errors import HarnessError
 from harness.util.choices import nearest
 from harness.util.names import NAME_PATTERN, NAME_WORDS
 from harness.util.strict import Strict, shortened
@@ -44,6 +46,15 @@ def describe_validation_error(error: ValidationError, data: Any = None) -> str:
     root = next((model for model in _models_below(Strict) if model.__name__ == error.title), None)
     items = [item for item in error.errors() if not _long_enough(item)]
     return "\n".join(f"  {_place(item, data) or '(top level)'}: {_problem(item, root)}" for item in items)
+
+
+@contextmanager
+def refused_as(kind: type[HarnessError], what: str) -> Iterator[None]:
+    """Raise an error of this kind, which begins with ``what``, for data that a model refuses within the block."""
+    try:
+        yield
+    except ValidationError as error:
+        raise kind(f"{what}:\n{describe_validation_error(error)}") from error
 
 
 def _long_enough(item: Mapping[str, Any]) -> bool:

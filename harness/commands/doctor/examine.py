@@ -135,26 +135,10 @@ def _environment_items(environment: EngineEnvironment, profile: Profile | None) 
     cost = "; ".join(WITHOUT[name] for name in missing)
     items.append(Examined("vllm surfaces", found, not missing, False, f"{cost}. Use a newer vLLM, or accept this"))
     if profile is not None and profile.engine.device == "cpu":
-        openmp = environment.openmp
-        items.append(
-            Examined(
-                "libiomp5",
-                str(openmp) if openmp else "not found",
-                openmp is not None,
-                False,
-                "install intel-openmp: without it a P/D request may take a minute instead of 1–2 s",
-            )
-        )
-        compiler = shutil.which("g++") or shutil.which("c++")
-        items.append(
-            Examined(
-                "C++ compiler",
-                compiler or "not found",
-                compiler is not None,
-                True,
-                "install g++: vLLM's CPU kernels are compiled at the first request",
-            )
-        )
+        advice = "install intel-openmp: without it a P/D request may take a minute instead of 1–2 s"
+        items.append(Examined.of_file("libiomp5", environment.openmp, False, advice))
+        advice = "install g++: vLLM's CPU kernels are compiled at the first request"
+        items.append(Examined.of_file("C++ compiler", shutil.which("g++") or shutil.which("c++"), True, advice))
     return items
 
 

@@ -212,7 +212,7 @@ def toolchain_items(
     compiler = next(filter(None, (shutil.which(c) for c in (os.environ.get("CC") or "gcc", "cc", "clang"))), None)
     why = "Triton compiles the launchers of its kernels at the first request"
     return [
-        Examined("C compiler", compiler or "not found", compiler is not None, True, f"install gcc: {why}"),
+        Examined.of_file("C compiler", compiler, True, f"install gcc: {why}"),
         _package_item(profile, environment),
         _flashinfer_item(profile, environment, system),
         _shared_memory_item(profile, system),

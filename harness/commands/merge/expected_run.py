@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from harness.commands.merge.signature import Signature, commits_in, comparable_profile, describe_differences
 from harness.errors import DataError, UsageError
 from harness.history.folder import History
@@ -17,7 +15,7 @@ from harness.profiles.load import read_profile
 from harness.profiles.model import Profile
 from harness.profiles.scenarios import AT_ONCE
 from harness.prompts.model import load_prompts
-from harness.util.invalid_data import describe_validation_error
+from harness.util.invalid_data import refused_as
 from harness.workload.cells import CellWork, Choice, cell_work, choose_scenarios, proves
 
 
@@ -103,16 +101,12 @@ def expected_run(run: RunRecord, signature: Signature, wanted: MergeOptions) -> 
 
 
 def _recorded_profile(run: RunRecord) -> Profile:
-    try:
+    what = f"this version cannot read the profile in run.json of {run.run_id}; name it with --expect PROFILE"
+    with refused_as(UsageError, what):
         profile = run.asked_for.as_profile()
         # Validates every part, as reading a profile does.
         len(profile.written_parts)
         return profile
-    except ValidationError as error:
-        raise UsageError(
-            f"this version cannot read the profile in run.json of {run.run_id}; name it with --expect "
-            f"PROFILE:\n{describe_validation_error(error)}"
-        ) from error
 
 
 def _require_same_profile(recorded: Signature, profile: Profile, source: str) -> None:

@@ -229,6 +229,8 @@ class RayExecutor:
     """A connection to a cluster. Without an address and without ``RAY_ADDRESS``, a cluster of this machine only is
     started, and ended when the context is left."""
 
+    at_once: int | None = None
+
     def __init__(self, address: str | None = None, pair_nodes: PairNodes = "any", place_s: float = _PLACE_S) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._pair_nodes = pair_nodes
@@ -274,10 +276,6 @@ class RayExecutor:
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
-
-    @property
-    def at_once(self) -> int | None:
-        return None
 
     @property
     def rule(self) -> PlacementRule:

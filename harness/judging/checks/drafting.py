@@ -99,7 +99,7 @@ def drafts_happened(cell: CellView) -> CheckResult:
     undrafted = sum(s.unaccounted for s in cell.steps().values()) if cell.traits.by_crowd else 0
     notes = [
         f"{from_counters} requests by the engine's counters, steps since the hand-off unknown" if from_counters else "",
-        f"{nothing_found} requests without a draft, which {cell.method} {may}" if nothing_found else "",
+        f"{nothing_found} requests without a draft, which {cell.name.method} {may}" if nothing_found else "",
         f"at least {counted(undrafted, 'step')} without drafts, by the tokens" if undrafted else "",
     ]
     return conclude(name, cell.id, judged, findings, note="; ".join(filter(None, notes)), figures=_figures(cell))
@@ -176,9 +176,9 @@ def _mixed(cell: CellView, name: str, found: Counter[bool]) -> Finding:
 def _ends(cell: CellView, name: str, end: DraftsEnd) -> Finding:
     """Return the finding that speculation was not tested beyond a length."""
     message = (
-        f"{cell.method} {end.words}, so speculation was not tested there. vLLM drafts nothing beyond the drafter's "
-        "context; compare max_position_embeddings of its config.json, and max_model_len of speculative_config, with "
-        "engine.max_model_len (`harness doctor`)"
+        f"{cell.name.method} {end.words}, so speculation was not tested there. vLLM drafts nothing beyond the "
+        "drafter's context; compare max_position_embeddings of its config.json, and max_model_len of "
+        "speculative_config, with engine.max_model_len (`harness doctor`)"
     )
     return cell.untested(name, message)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.history.records import Failure, Observation
-from harness.judging.decision import Facts, decide
+from harness.judging.decision import DIFFERS
 from harness.judging.evidence import CellView
 from harness.judging.figures import FailedRequest
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -37,7 +37,6 @@ def failure_of(cell: CellView, o: Observation) -> Finding | None:
         return None
     failure = o.failure
     assert failure is not None
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     message = (
         f"expected an answer, which {other} of this run gives to the same request, found {came(failure)}; when it was "
         f"sent again at once, {came(again, quoted=again.words != failure.words)}"
@@ -45,7 +44,7 @@ def failure_of(cell: CellView, o: Observation) -> Finding | None:
     evidence = FailedRequest(
         role=failure.role, status=failure.status, exit_code=failure.ended, words=failure.words, answered_by=other
     )
-    return cell.finding(NAME, verdict, "no-answer", message, o, evidence)
+    return cell.finding(NAME, DIFFERS, "no-answer", message, o, evidence)
 
 
 def unproven(cell: CellView, o: Observation) -> str:

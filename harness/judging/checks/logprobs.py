@@ -15,7 +15,7 @@ from harness.baselines.model import BaselineRow
 from harness.history.records import COLD, Form, Leg, Observation
 from harness.history.verdict import Verdict
 from harness.judging.checks.responses import ROUNDED
-from harness.judging.decision import Facts, decide
+from harness.judging.decision import DIFFERS, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
@@ -63,7 +63,6 @@ def logprobs_single(cell: CellView) -> CheckResult:
     if single is None:
         raise ValueError(f"{cell.id} has no single engine in this run")
     cold = replace(single, scenario=COLD).answers()
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     by_prompt = cell.is_plain or cell.has_own_crowd or not single.planned
     findings: list[Finding] = []
     judged = 0
@@ -91,10 +90,10 @@ def logprobs_single(cell: CellView) -> CheckResult:
             bound = allowed(cell, o, other.o)
             moved = _moved(ours, other.output, other.leg.chosen_logprobs, other.leg.top_gaps, bound)
             if moved is not None:
-                findings.append(cell.finding(name, verdict, cell.wrong_output, _describe(moved, against), o, moved))
+                findings.append(cell.finding(name, DIFFERS, cell.wrong_output, _describe(moved, against), o, moved))
             elif words := _other_tables(ours, other.leg, bound):
                 message = f"expected the log-probs of {against}, found {words}"
-                findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
+                findings.append(cell.finding(name, DIFFERS, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
 
 
@@ -139,9 +138,8 @@ def prompt_logprobs(cell: CellView) -> CheckResult:
             judged += 1
             problem = _prompt_problem(leg.prompt_logprobs, len(o.sent_ids), wanted, allowed(cell, o, other))
             if problem is not None:
-                verdict = decide(Facts(change="differ", against="this run"))[0]
                 message = f"{leg.role} engine: {problem}"
-                findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=leg.role)))
+                findings.append(cell.finding(name, DIFFERS, "sampler", message, o, OfEngine(role=leg.role)))
             elif wanted is None and cell.asked(cell.name.reference):
                 message = f"expected log-probs of this prompt from {cell.name.reference} to compare with, found none"
                 findings.append(cell.untested(name, message, o))

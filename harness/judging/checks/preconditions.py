@@ -81,7 +81,7 @@ def _finding(cell: CellView, gap: Gap) -> Finding:
 
 
 def _plain(cell: CellView) -> str:
-    return cell.name.beside(cell.topology, "none").id
+    return cell.name.beside(cell.name.topology, "none").id
 
 
 def _plain_finds_them(cell: CellView, gap: Gap) -> bool:

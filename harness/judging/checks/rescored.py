@@ -10,7 +10,7 @@ import numpy as np
 from harness.history.records import RESCORE, Leg, Observation, Preferred
 from harness.history.token_ids import output_key
 from harness.history.verdict import Verdict
-from harness.judging.decision import Facts, decide
+from harness.judging.decision import DIFFERS
 from harness.judging.evidence import CellView
 from harness.judging.figures import WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
@@ -122,11 +122,10 @@ def _less_probable(cell: CellView, o: Observation, moved: Matrix, gaps: Sequence
         f"{cell.name.reference} reads them afresh, the first at output token {at}, by {apart[at]:.3g} nats (rounding "
         f"is at most {bound:.2g})"
     )
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     evidence = WrongWhenRescored(
         position=at, gap_nats=gaps[at], wrong_tokens=int((apart > bound).sum()), scored_tokens=len(apart)
     )
-    return [cell.finding(NAME, verdict, cell.wrong_output, message, o, evidence)]
+    return [cell.finding(NAME, DIFFERS, cell.wrong_output, message, o, evidence)]
 
 
 def scores(cell: CellView) -> list[Scored]:

@@ -15,7 +15,7 @@ from harness.history.records import COUNTED, TOPS, Leg, Observation, PlannedRequ
 from harness.history.token_ids import common_prefix
 from harness.history.verdict import Verdict
 from harness.judging.checks.failures import failure_of, unproven
-from harness.judging.decision import Facts, decide
+from harness.judging.decision import DIFFERS
 from harness.judging.evidence import CellView
 from harness.judging.figures import EchoDifference, IncompleteCell, OfEngine, StopToken, TextDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
@@ -369,8 +369,7 @@ def finish_reason(cell: CellView) -> CheckResult:
                 f"expected the request to end as on {cell.name.reference} of this run, for the reason "
                 f"{_reason(theirs)}, found {_reason(ours)} with the same tokens"
             )
-            verdict, _ = decide(Facts(change="differ", against="this run"))
-            findings.append(cell.finding(name, verdict, "sampler", message, o, OfEngine(role=ours.role)))
+            findings.append(cell.finding(name, DIFFERS, "sampler", message, o, OfEngine(role=ours.role)))
     return conclude(name, cell.id, judged, findings)
 
 

@@ -49,7 +49,7 @@ def _started_otherwise(cell: CellView, engine: EngineRecord) -> Iterator[Finding
             yield _other_command(cell, engine, f"{option} {asked}", given.get(option))
     if engine.role in _OF_A_PAIR and "--kv-transfer-config" not in given:
         yield _other_command(cell, engine, "--kv-transfer-config", None)
-    method = cell.profile.method(cell.method)
+    method = cell.profile.method(cell.name.method)
     k, drafter = cell.record.draft_tokens, method.get("drafter")
     found = _json(given.get("--speculative-config"))
     if engine.role == "prefill":

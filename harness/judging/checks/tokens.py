@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.history.records import Leg, Observation, Sibling
 from harness.history.token_ids import Divergence, compare
-from harness.judging.decision import Facts, decide
+from harness.judging.decision import DIFFERS, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import OfEngine, TokenDifference
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
@@ -64,12 +64,11 @@ def _beside(cell: CellView, name: str, other: str, findings: list[Finding]) -> I
 
 def _parted(cell: CellView, name: str, answer: Answer, other: str, wanted: Ids, at: Divergence) -> Finding:
     """Return the finding on an answer that is not that of another cell of this run."""
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     message = in_words(at, answer.output, wanted, f"{other} of this run")
     if _as_without_parameter(cell, answer.o, answer.output):
         message += f"; it is the answer to this prompt without {answer.o.feature}"
     damage = _damage(cell, answer.o, at, answer.output, wanted)
-    return cell.finding(name, verdict, damage, message, answer.o, difference(at, answer.output, wanted))
+    return cell.finding(name, DIFFERS, damage, message, answer.o, difference(at, answer.output, wanted))
 
 
 def _damage(cell: CellView, o: Observation, at: Divergence, ours: Ids, wanted: Ids) -> DamageClass:
@@ -134,8 +133,7 @@ def _other_siblings(cell: CellView, name: str, answer: Answer, plain: Leg, other
                 f"expected answer {number + 1} to the request to be that of {other} of this run, found another "
                 f"{apart[0]}: {str(getattr(ours, apart[0]))[:80]} instead of {str(getattr(theirs, apart[0]))[:80]}"
             )
-            verdict, _ = decide(Facts(change="differ", against="this run"))
-            yield cell.finding(name, verdict, cell.wrong_output, message, answer.o, OfEngine(role=answer.leg.role))
+            yield cell.finding(name, DIFFERS, cell.wrong_output, message, answer.o, OfEngine(role=answer.leg.role))
 
 
 _OF_SIBLINGS = ("output_ids", "finish_reason", "stop_reason", "text")
@@ -147,10 +145,9 @@ def _not_repeated(cell: CellView, name: str) -> tuple[list[Finding], int]:
     answers = cell.answers()
     first = {(a.o.prompt_id, a.o.instance): a for a in answers.values() if a.o.feature == "seed"}
     pairs = [(first.get((a.o.prompt_id, a.o.instance)), a) for a in answers.values() if a.o.feature == "seed-again"]
-    verdict, _ = decide(Facts(change="differ", against="this run"))
     words = "with the same seed, the same engine gave another answer before"
     apart = [(before, a) for before, a in pairs if before is None or before.output != a.output]
-    return [cell.finding(name, verdict, "sampler", words, a.o, OfEngine(role=a.leg.role)) for _, a in apart], len(pairs)
+    return [cell.finding(name, DIFFERS, "sampler", words, a.o, OfEngine(role=a.leg.role)) for _, a in apart], len(pairs)
 
 
 def tokens_single(cell: CellView) -> CheckResult:
@@ -209,8 +206,7 @@ def prefill_token(cell: CellView) -> CheckResult:
                 "expected the prefill engine to find its token as probable as D, which computes it anew from the KV "
                 f"that it was handed, found {apart:.3g} nats between them"
             )
-            verdict, _ = decide(Facts(change="differ", against="this run"))
-            findings.append(cell.finding(name, verdict, "target-kv", message, o, OfEngine(role="prefill")))
+            findings.append(cell.finding(name, DIFFERS, "target-kv", message, o, OfEngine(role="prefill")))
         if right == said[:1]:
             continue
         bound = near_tie_nats(cell, o) if bitwise else rounding_nats(cell)

@@ -59,7 +59,7 @@ class RunRounding(NamedTuple):
 
     def times(self, cell: CellView) -> float:
         """Return how many times as much as the plain engine's the log-probs of a cell are rounded."""
-        return self.coarser.get((cell.topology, cell.method), 1.0)
+        return self.coarser.get((cell.name.topology, cell.name.method), 1.0)
 
 
 def roundings(views: Iterable[CellView], judging: Judging) -> dict[str, RunRounding | str]:
@@ -103,7 +103,7 @@ def _coarser(cells: Iterable[CellView], sizes: Mapping[str, float], usual: float
     times: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         for prompt, moved in mean_moved(cell):
-            times.setdefault((cell.topology, cell.method), []).append(moved / sizes.get(prompt, usual))
+            times.setdefault((cell.name.topology, cell.name.method), []).append(moved / sizes.get(prompt, usual))
     return {kind: max(1.0, statistics.median(t)) for kind, t in times.items() if len(t) >= _FEW}
 
 

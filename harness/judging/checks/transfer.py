@@ -199,7 +199,7 @@ def _handed(cell: RecordedCell, o: Observation) -> int:
         # Of several windows, the group's is the one that leaves as many blocks as P publishes.
         near = [(abs(published_blocks(tokens, size, window) - len(group)), window) for window in windows]
         # D leaves out what no query will see any more, which may be a block less than P publishes.
-        unseen = max(0, tokens - min(near)[1] + 1) // size if index in cell.kv_groups.clipped else 0
+        unseen = freed_blocks(tokens, size, min(near)[1]) if index in cell.kv_groups.clipped else 0
         wanted += whole - unseen
     return wanted
 

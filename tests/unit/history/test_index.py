@@ -64,7 +64,7 @@ def doubled(line: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("line", [line for o in (PLAIN, RICH) for line in lines(o)])
 def test_a_key_that_stands_there_twice_is_damage_wherever_it_is(tmp_path: Path, line: str):
-    assert read(tmp_path, line).lines == 1
+    assert read(tmp_path, line).seen.lines == 1
     found = list(doubled(line))
     assert len(found) > 100
     for damaged in found:
@@ -78,7 +78,7 @@ def test_a_usual_line_is_parsed_once(tmp_path: Path, line: str, monkeypatch: pyt
         raise AssertionError("parsed again")
 
     monkeypatch.setattr(json_io, "require_each_key_once", parsed_again)
-    assert read(tmp_path, line).lines == 1
+    assert read(tmp_path, line).seen.lines == 1
 
 
 @pytest.mark.parametrize(
