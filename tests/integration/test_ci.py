@@ -294,8 +294,20 @@ def test_the_smoke_stage_is_planned_before_nightly_and_where_it_is_named(tmp_pat
     assert (uploaded.split("--smoke ")[1:] == [stage]) if stage else ("--smoke" not in uploaded)
 
 
+def test_the_smoke_stage_waits_for_the_machines_that_there_are(tmp_path):
+    pipeline = json.loads(
+        harness(
+            *("ci", "buildkite", "--profile", "gpu", "--gpus", "8", "--queue", "gpu-{gpus}"),
+            *("--smoke", "smollm2-gpu-quick"),
+        ).stdout
+    )
+    assert {s["agents"]["queue"] for s in pipeline["steps"][:-1]} == {"gpu-8"}
+    calls = stage_of(tmp_path, "github", {"NIGHT_PROFILE": "nightly", "NIGHT_GPUS": "8"})
+    assert calls[-1] == "ci matrix --profile smollm2-gpu-quick --minutes-per-step 60 --gpus 8"
+
+
 def stage_of(tmp_path: Path, system: str, night: dict[str, str]) -> list[str]:
-    folder = stage(tmp_path, [0, 0])
+    folder = stage(tmp_path, 4 * [0])
     found, calls = call(folder, "plan.sh", system, **night, GITHUB_OUTPUT="output", PATH=agent(folder, "exit 0"))
     assert found == 0
     return calls
@@ -381,6 +393,7 @@ def test_hostile_names_stay_one_word(tmp_path):
         (["matrix", "--gpus", "all --privileged"], "--gpus"),
         (["matrix", "--gpus", "4"], "--gpus 4: the engines of profile cpu run on CPUs; leave it out"),
         (["buildkite", "--queue", "gpu-{gpu}"], "--queue 'gpu-{gpu}': expected no braces but {gpus}, which becomes"),
+        (["buildkite", "--queue", ""], "--queue '': expected the name of a queue"),
         (["buildkite", "--verdict-queue", "q-{gpus}"], "expected no braces, since the merge step has no GPUs"),
         (["engines", "nowhere"], "VLLM nowhere: expected a version"),
         (["buildkite", "--minutes-per-step", "0"], "minutes-per-step"),
