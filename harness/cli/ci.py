@@ -67,7 +67,9 @@ def _queue_name(context: typer.Context, parameter: typer.CallbackParam, value: s
     """Return the name of a queue. Raises UsageError for none, and for braces that nothing will stand for: such jobs
     would wait for ever."""
     if value is not None and not value.strip():
-        raise UsageError(f"{parameter.opts[0]} {value!r}: expected the name of a queue; add it, or leave the option out")
+        raise UsageError(
+            f"{parameter.opts[0]} {value!r}: expected the name of a queue; add it, or leave the option out"
+        )
     of_parts = parameter.name == "queue"
     rest = (value or "").replace("{gpus}", "" if of_parts else "{gpus}")
     if context.resilient_parsing or not {"{", "}"} & set(rest):
