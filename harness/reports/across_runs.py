@@ -96,8 +96,8 @@ def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
 def print_trend(trend: Trend, console: Console) -> None:
     """Print the latest runs, the drifts found, and the runs left out."""
     table = Table(title="runs", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("run", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
     table.add_column("cells not passing")
     for n in trend.runs[-20:]:
         bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]
