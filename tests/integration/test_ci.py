@@ -576,6 +576,15 @@ def test_nights_are_kept_with_their_trend_which_changes_no_verdict(tmp_path):
     assert (kept[1] / "run.json").exists() and not (kept[1] / "logs").exists()
 
 
+def test_a_slow_drift_is_told_on_the_page_of_the_build(tmp_path):
+    folder = stage(tmp_path, [0, 0])
+    stub = STUB.replace('echo "summary', 'touch "$run/run.json"; echo "summary')
+    (folder / "ci" / "harness.sh").write_text(stub.replace("out=", '[ "$1" != trend ] || echo "slow drift"\nout=', 1))
+    shown = {"HARNESS_HISTORY": str(folder / "nights"), "GITHUB_STEP_SUMMARY": str(folder / "shown")}
+    assert call(folder, "merge.sh", HARNESS_PROFILE="cpu", **shown)[0] == 0
+    assert (folder / "shown").read_text() == "summary of merge with 0\n```\nslow drift\n```\n"
+
+
 def test_baselines_of_all_parts_are_gathered_by_hardware(tmp_path):
     folder = stage(tmp_path, [])
     for part, hardware in (("part-1", "NVIDIA H100 80GB HBM3"), ("part-2", "NVIDIA H100 80GB HBM3"), ("part-3", "cpu")):
