@@ -84,7 +84,7 @@ class ServerOptions(NamedTuple):
     def urls(self) -> dict[Role, str]:
         """The servers' addresses by role, without the router's."""
         given: dict[Role, str | None] = {"prefill": self.prefill, "decode": self.decode, "single": self.single}
-        return {role: url for role, url in given.items() if url}
+        return {role: url for role, url in given.items() if url is not None}
 
     def require_whole(self) -> None:
         """Raise UsageError for a router whose servers are not told, and for what is said of servers without one."""
