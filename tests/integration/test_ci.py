@@ -177,6 +177,11 @@ def test_the_smoke_lane_fits_two_gpus_for_a_quarter_of_an_hour():
 def test_baselines_are_recorded_by_single_engines_alone():
     night = split_run("nightly", record=True)
     assert night.patterns == ("single-*",) and all(c.topology == "single" for s in night.steps for c in s.cells)
+    # Patterns are those of the night.
+    (step,) = split_run("cpu", ["*-eagle3"], record=True).steps
+    assert {c.id for c in step.cells} == {"single-none", "single-eagle3"}
+    with pytest.raises(UsageError, match=r"--cell pd-\*: baselines are recorded from engines alone"):
+        split_run("cpu", ["pd-*"], record=True)
     assert all(e["record"] for e in github_matrix(night)["include"])
     *parts, last = buildkite_pipeline(night, "default", "default")["steps"]
     assert {s["env"]["HARNESS_RECORD"] for s in (*parts, last)} == {"true"}
