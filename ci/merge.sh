@@ -40,14 +40,15 @@ collect() {
 
 # Of each profile the newest nights, without logs.
 keep() {
-  local folder="$HARNESS_HISTORY/${profile//[^A-Za-z0-9._-]/_}" night
+  local folder="$HARNESS_HISTORY/${profile//[^A-Za-z0-9._-]/_}" night said
   night="$folder/$(date -u +%Y%m%dT%H%M%SZ)"
   mkdir -p "$night"
   cp -r reports/merged/. "$night"
   rm -rf "$night/logs"
   find "$folder" -mindepth 1 -maxdepth 1 -type d -print0 | sort -z | head -z -n "-${HARNESS_NIGHTS:-60}" | xargs -0r rm -rf
-  if ci/harness.sh trend "$folder" --out reports/merged >reports/merged/trend.txt; then
-    cat reports/merged/trend.txt
+  if said="$(ci/harness.sh trend "$folder" --out reports/merged)"; then
+    printf '```\n%s\n```\n' "$said" | tee reports/merged/trend.md
+    annotate trend info reports/merged/trend.md
   else
     printf 'ci: no trend; it takes two nights\n' >&2
   fi

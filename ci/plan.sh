@@ -11,21 +11,29 @@ system="${1:?expected github or buildkite}"
 smoke="${NIGHT_SMOKE:-}"
 case "${NIGHT_PROFILE:-cpu}" in nightly | nightly-*) smoke="${smoke:-smollm2-gpu-quick}" ;; esac
 if [ "$smoke" = none ] || [ "${NIGHT_RECORD:-}" = true ]; then smoke=""; fi
+# gpus_for ARRAY PROFILE. NIGHT_GPUS may be set for a night on GPUs, and a smoke lane or stage be on CPUs.
+gpus_for() {
+  local -n to="$1"
+  local whole
+  [ -n "${NIGHT_GPUS:-}" ] || return 0
+  whole="$(ci/harness.sh plan --full --profile "$2")"
+  grep -qx '  device: cpu' <<<"$whole" || to+=(--gpus "$NIGHT_GPUS")
+}
 options=(--profile "${NIGHT_PROFILE:-cpu}")
 read -r -d '' -a patterns <<<"${NIGHT_CELLS:-}" || true
 for pattern in "${patterns[@]}"; do options+=(--cell "$pattern"); done
 [ -z "${NIGHT_MINUTES:-}" ] || options+=(--minutes-per-step "$NIGHT_MINUTES")
-if [ -n "${NIGHT_GPUS:-}" ]; then
-  # It may be set for a night on GPUs, and this be its smoke lane on CPUs.
-  whole="$(ci/harness.sh plan --full --profile "${NIGHT_PROFILE:-cpu}")"
-  grep -qx '  device: cpu' <<<"$whole" || options+=(--gpus "$NIGHT_GPUS")
-fi
+gpus_for options "${NIGHT_PROFILE:-cpu}"
 [ "${NIGHT_RECORD:-}" != true ] || options+=(--record)
 case "$system" in
   github)
     matrix="$(ci/harness.sh ci matrix "${options[@]}")"
     gate=""
-    [ -z "$smoke" ] || gate="$(ci/harness.sh ci matrix --profile "$smoke" --minutes-per-step 60)"
+    if [ -n "$smoke" ]; then
+      first=(--profile "$smoke" --minutes-per-step 60)
+      gpus_for first "$smoke"
+      gate="$(ci/harness.sh ci matrix "${first[@]}")"
+    fi
     printf 'matrix=%s\nsmoke=%s\n' "$matrix" "$gate" >>"$GITHUB_OUTPUT"
     ;;
   buildkite)

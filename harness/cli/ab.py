@@ -15,6 +15,7 @@ from harness.cli.options import (
     ServedModelOption,
     key_in,
     make_console,
+    refuse_without_servers,
 )
 from harness.errors import UsageError
 from harness.util.paths import DEFAULT_OUT
@@ -56,8 +57,8 @@ def ab_command(
             "--single`, and compare with `harness check --against`"
         )
     url = base is not None and base.startswith(addresses)
-    if model is not None and not url:
-        raise UsageError(f"--model {model} names a model of a server that runs already; give its address as --base")
+    if not url:
+        refuse_without_servers({"--key-variable": key_variable, "--model": model}, "--base URL")
     if not url and (head is None or head == base) and flags == NO_FLAGS:
         raise UsageError(
             f"base and head are the same vLLM{f', {head}' if head else ''}: give another --head, or flags for head "

@@ -25,6 +25,7 @@ from harness.cli.options import (
     make_console,
     print_json,
     refuse_ignored,
+    refuse_without_servers,
 )
 from harness.errors import EXIT_REGRESSION, EXIT_UNKNOWN, UsageError
 from harness.util.tables import folding_table
@@ -98,6 +99,8 @@ def record(
 
         _require_alone(engines)
         server = look_at("single", single, key_in(key_variable), model)
+    else:
+        refuse_without_servers({"--key-variable": key_variable, "--model": model}, "--single URL")
     patterns = cell or (cells_of(server, profile) if server is not None else ["single-*"])
     prepared = prepare(profile, patterns, record=True)
     flags = engines.flags_for(prepared)

@@ -64,8 +64,12 @@ class SplitOptions(NamedTuple):
 
 
 def _queue_name(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Return the name of a queue. Raises UsageError for braces that nothing will stand for: such jobs would wait for
-    ever."""
+    """Return the name of a queue. Raises UsageError for none, and for braces that nothing will stand for: such jobs
+    would wait for ever."""
+    if value is not None and not value.strip():
+        raise UsageError(
+            f"{parameter.opts[0]} {value!r}: expected the name of a queue; add it, or leave the option out"
+        )
     of_parts = parameter.name == "queue"
     rest = (value or "").replace("{gpus}", "" if of_parts else "{gpus}")
     if context.resilient_parsing or not {"{", "}"} & set(rest):
@@ -112,7 +116,7 @@ def buildkite(
     from harness.commands.ci.systems import buildkite_pipeline
 
     last = verdict_queue or ("default" if "{gpus}" in queue else queue)
-    gate = split_run(smoke, minutes=_SMOKE_MINUTES) if smoke is not None else None
+    gate = split_run(smoke, minutes=_SMOKE_MINUTES, gpus=of.gpus) if smoke is not None else None
     print(json.dumps(buildkite_pipeline(of.split(), queue, last, gate)))
 
 

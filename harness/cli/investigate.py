@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from harness.cli import completion
-from harness.cli.options import LATEST, EngineOptions, MutantOption, OutOption, ProfileOption, make_console
+from harness.cli.options import (
+    LATEST,
+    EngineOptions,
+    MutantOption,
+    OutOption,
+    ProfileOption,
+    make_console,
+    options_given,
+    refuse_ignored,
+)
 from harness.errors import UsageError
 from harness.history.layout import require_run
 from harness.util.paths import DEFAULT_OUT
@@ -89,6 +98,11 @@ class TriedOptions(NamedTuple):
                 )
             if self.prompt is None and self.scenario == "cold":
                 raise UsageError("--cell needs --prompt ID or --scenario NAME, which say what to send; add one")
+            if self.prompt is not None and self.scenario != "cold":
+                raise UsageError(
+                    f"--prompt names a cold prompt, and scenario {self.scenario} has prompts of its own; leave out "
+                    "--prompt or --scenario"
+                )
             return None, None
         if given is None or (self.finding is None and Path(given).is_dir()):
             found = f"no finding of {given}" if given is not None else "neither"
@@ -122,7 +136,16 @@ class TriedOptions(NamedTuple):
         return prepared, target, mutants
 
 
+_OF_CELLS = {"prompt", "scenario", "profile"}
+"""Options that say how a cell is tried."""
+
+
+def _refuse_unheard(context: typer.Context, unheard: set[str], why: str) -> None:
+    refuse_ignored(context, options_given(context).keys() - unheard, why)
+
+
 def repro_command(
+    context: typer.Context,
     *,
     of: TriedOptions,
     repeat: Annotated[
@@ -175,7 +198,13 @@ def repro_command(
     when there were too few, or none was conclusive.
     """
     origin = of.origin()
-    run, _ = origin
+    run, finding = origin
+    if run is not None:
+        _refuse_unheard(context, _OF_CELLS, f"{finding} is tried as in its run")
+    if not shrink:
+        _refuse_unheard(context, {"starts"}, "only --shrink tries fewer drafts")
+        if export is not None:
+            _refuse_unheard(context, {"out"}, "--export without --shrink makes no run")
     if export_issue and export is None:
         raise UsageError("--export-issue needs --export FILE, beside which the text is written; add it")
     if models_in_place and export is None:
@@ -294,6 +323,7 @@ def _print_exported(file: Path, issue: bool, reported: str, mutants: tuple[str, 
 
 
 def bisect_command(
+    context: typer.Context,
     *,
     good: Annotated[
         str,
@@ -330,7 +360,9 @@ def bisect_command(
     Versions are installed into a cache, both ends are tried first, and versions that cannot start or are inconclusive
     are skipped. Exit code 0 when the first bad version is found (or a few that it is among), 2 when undecided.
     """
-    of.origin()
+    run, finding = of.origin()
+    if run is not None:
+        _refuse_unheard(context, _OF_CELLS, f"{finding} is tried as in its run")
     from harness.commands.bisect.run import VersionTrier, expected_total_s, print_bisection, start
     from harness.commands.bisect.run import bisect as search_versions
     from harness.commands.repro import MOST_TRIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -325,6 +325,12 @@ def refuse_ignored(context: typer.Context, of: Collection[str], why: str) -> Non
         raise UsageError(
             f"{why}, so {listed(ignored, 'and')} would be ignored; leave {'it' if len(ignored) == 1 else 'them'} out"
         )
+
+
+def refuse_without_servers(given: Mapping[str, object], how: str) -> None:
+    """Raise UsageError for options about servers that run already, where none is named; ``how`` names one."""
+    for option in (option for option, value in given.items() if value is not None):
+        raise UsageError(f"{option} is for servers that run already; name them ({how}), or leave it out")
 
 
 def key_in(variable: str | None) -> ApiKey | None:

@@ -25,6 +25,7 @@ from harness.cli.options import (
     key_in,
     make_console,
     options_given,
+    refuse_without_servers,
 )
 from harness.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
 from harness.history.layout import require_run
@@ -83,24 +84,17 @@ class ServerOptions(NamedTuple):
     def urls(self) -> dict[Role, str]:
         """The servers' addresses by role, without the router's."""
         given: dict[Role, str | None] = {"prefill": self.prefill, "decode": self.decode, "single": self.single}
-        return {role: url for role, url in given.items() if url}
+        return {role: url for role, url in given.items() if url is not None}
 
     def require_whole(self) -> None:
-        """Raise UsageError for a router whose servers are not told, and for a model or notes without a server."""
-        if self.witness_notes is not None and not self.urls:
-            raise UsageError(
-                "--witness-notes is for servers that run already; name them (--prefill, --decode, --single), or leave "
-                "it out: engines that are started note what the profile asks for"
-            )
+        """Raise UsageError for a router whose servers are not told, and for what is said of servers without one."""
+        if not self.urls:
+            given = {"--witness-notes": self.witness_notes, "--key-variable": self.key_variable, "--model": self.model}
+            refuse_without_servers(given, "--prefill and --decode, or --single")
         if self.witness_notes is not None and not self.witness_notes.is_dir():
             raise UsageError(
                 f"--witness-notes {self.witness_notes}: there is no such folder; give the one that the servers were "
                 "started with (KV_HARNESS_WITNESS)"
-            )
-        if self.model is not None and not self.urls:
-            raise UsageError(
-                f"--model {self.model} names a model of servers that run already; add their addresses (--prefill and "
-                "--decode, or --single), or leave it out: engines that are started have the models of the profile"
             )
         if self.router is not None and not (self.prefill and self.decode):
             raise UsageError(
@@ -219,6 +213,7 @@ def run_command(
     flags = engines.flags()
     if resume is not None:
         _resume(resume, engines, choice, base_port, part, strict)
+    servers.require_whole()
     if prepare_first:
         from harness.commands.prepare_profile import make_missing
 
@@ -227,7 +222,6 @@ def run_command(
     prepared = _witnessed(prepared, witness, servers, choice)
     require_free(prepared, flags)
     executor: Executor = make_executor(choice, mutant or [], base_port)
-    servers.require_whole()
     if servers.urls:
         given = {
             "--engine-python": engines.engine_python,

@@ -258,7 +258,8 @@ def _check_not_overridden(path: Path, raw: Mapping[str, Any], inherited: Mapping
         if axis in (raw.get("axes") or {}) or not isinstance(values, Mapping):
             continue
         taken = {leaf for changes in values.values() if isinstance(changes, Mapping) for leaf in leaves(changes)}
-        if lost := sorted(".".join(leaf) for leaf in own & taken):
+        # A whole mapping is lost like a key of it.
+        if lost := sorted(".".join(o) for o in own if any(o[: len(t)] == t[: len(o)] for t in taken)):
             raise ProfileError(
                 f"profile {path}: expected settings that no inherited axis sets, found {', '.join(lost)}, which axis "
                 f"{axis} sets; give the axis its values here (axes: {axis})"

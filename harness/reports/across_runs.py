@@ -93,7 +93,7 @@ def _charts(trend: Trend, links: Mapping[int, str]) -> list[Chart]:
 
 def print_trend(trend: Trend, console: Console) -> None:
     """Print the latest runs, the drifts found, and the runs left out."""
-    columns = (Column("run", no_wrap=True), "verdict", "cells not passing")
+    columns = (Column("run", overflow="fold"), Column("verdict", no_wrap=True), "cells not passing")
     table = Table(*columns, title="runs", title_justify="left")
     for n in trend.runs[-20:]:
         bad = [f"{c} {v}" for c, v in n.cells.items() if v.exit_code != 0]

@@ -182,6 +182,8 @@ def check(run_dir: Path, references: References = PROFILE_OWN, into: Path | None
         if runs:
             what = "that of another run" if runs[0] == into else "one inside of a run"
             raise UsageError(f"--out {into}: expected a folder for reports, found {what}; name another one")
+    if references.record == "":
+        raise UsageError("--record: expected a hash or the first digits of one, found none; add them, or leave it out")
     history = load_history(run_dir, unread=True)
     if references.record is not None and not str(history.sha256).startswith(references.record):
         raise DataError(f"{run_dir}: expected the record {references.record} (--record), found {history.sha256}")

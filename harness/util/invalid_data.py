@@ -35,6 +35,8 @@ _SAID: dict[str, str] = {
     "union_tag_not_found": "the key {discriminator}",
 }
 """What is expected, by pydantic's name of the error; its own words are those of Python."""
+_FEW_KEYS = 6
+"""So many keys are worth naming where a mapping is expected."""
 _PYTHON = "Value error, "
 """What pydantic puts in front of the message of a ValueError."""
 _Place = Sequence[int | str]
@@ -95,7 +97,8 @@ def _problem(item: Mapping[str, Any], root: type[BaseModel] | None) -> str:
         return f"expected {NAME_WORDS}, found {shown(found)}"
     if kind in _SAID:
         value = found.get(_key(details)) if kind == "union_tag_invalid" and isinstance(found, dict) else found
-        return f"expected {_SAID[kind].format_map(details)}, found {shown(value)}{_meant(kind, value, details)}"
+        which = _few_keys(item["loc"], root) if kind in ("model_type", "model_attributes_type") else ""
+        return f"expected {_SAID[kind].format_map(details)}{which}, found {shown(value)}{_meant(kind, value, details)}"
     text = str(item["msg"]).removeprefix(_PYTHON)
     told = "found" in text or isinstance(found, (dict, list))
     return text if told else f"{text}, found {shown(found)}"
@@ -123,6 +126,12 @@ def _meant(kind: str, value: Any, details: Mapping[str, Any]) -> str:
     allowed = str(details.get("expected", details.get("expected_tags", ""))).replace(" or ", ", ").split(", ")
     near = nearest(value, [name.strip("'") for name in allowed])
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _few_keys(place: _Place, root: type[BaseModel] | None) -> str:
+    """Return the keys of a mapping in brackets; "" where they are many or not known."""
+    keys = list(_keys_at(root, (*place, ""))) if root is not None else []
+    return f" ({', '.join(keys)})" if 0 < len(keys) <= _FEW_KEYS else ""
 
 
 def _unknown_key(place: _Place, root: type[BaseModel] | None) -> str:

@@ -118,8 +118,12 @@ def prepare(
         # No baseline has scores, for which the plain engine would wait for all others, nor notes of the KV.
         profile = without_rescoring(profile).model_copy(update={"witness": "off"})
     if record:
-        # A baseline describes engines without a router.
-        cells = [c for c in cells if not c.routed]
+        # A baseline describes engines without a router, and is recorded from engines alone.
+        cells = [c for c in cells if not c.routed and not (patterns and c.topology == "pd")]
+        if not cells:
+            raise UsageError(
+                f"--cell {' '.join(patterns)}: baselines are recorded from engines alone; name single cells"
+            )
     choice = RECORDING if record else choose_scenarios(profile, scenarios, source)
     # A list that is damaged or missing must be found now, not after the run.
     load_known(profile.known_defects)

@@ -177,6 +177,11 @@ def test_the_smoke_lane_fits_two_gpus_for_a_quarter_of_an_hour():
 def test_baselines_are_recorded_by_single_engines_alone():
     night = split_run("nightly", record=True)
     assert night.patterns == ("single-*",) and all(c.topology == "single" for s in night.steps for c in s.cells)
+    # Patterns are those of the night.
+    (step,) = split_run("cpu", ["*-eagle3"], record=True).steps
+    assert {c.id for c in step.cells} == {"single-none", "single-eagle3"}
+    with pytest.raises(UsageError, match=r"--cell pd-\*: baselines are recorded from engines alone"):
+        split_run("cpu", ["pd-*"], record=True)
     assert all(e["record"] for e in github_matrix(night)["include"])
     *parts, last = buildkite_pipeline(night, "default", "default")["steps"]
     assert {s["env"]["HARNESS_RECORD"] for s in (*parts, last)} == {"true"}
@@ -294,8 +299,20 @@ def test_the_smoke_stage_is_planned_before_nightly_and_where_it_is_named(tmp_pat
     assert (uploaded.split("--smoke ")[1:] == [stage]) if stage else ("--smoke" not in uploaded)
 
 
+def test_the_smoke_stage_waits_for_the_machines_that_there_are(tmp_path):
+    pipeline = json.loads(
+        harness(
+            *("ci", "buildkite", "--profile", "gpu", "--gpus", "8", "--queue", "gpu-{gpus}"),
+            *("--smoke", "smollm2-gpu-quick"),
+        ).stdout
+    )
+    assert {s["agents"]["queue"] for s in pipeline["steps"][:-1]} == {"gpu-8"}
+    calls = stage_of(tmp_path, "github", {"NIGHT_PROFILE": "nightly", "NIGHT_GPUS": "8"})
+    assert calls[-1] == "ci matrix --profile smollm2-gpu-quick --minutes-per-step 60 --gpus 8"
+
+
 def stage_of(tmp_path: Path, system: str, night: dict[str, str]) -> list[str]:
-    folder = stage(tmp_path, [0, 0])
+    folder = stage(tmp_path, 4 * [0])
     found, calls = call(folder, "plan.sh", system, **night, GITHUB_OUTPUT="output", PATH=agent(folder, "exit 0"))
     assert found == 0
     return calls
@@ -381,6 +398,7 @@ def test_hostile_names_stay_one_word(tmp_path):
         (["matrix", "--gpus", "all --privileged"], "--gpus"),
         (["matrix", "--gpus", "4"], "--gpus 4: the engines of profile cpu run on CPUs; leave it out"),
         (["buildkite", "--queue", "gpu-{gpu}"], "--queue 'gpu-{gpu}': expected no braces but {gpus}, which becomes"),
+        (["buildkite", "--queue", ""], "--queue '': expected the name of a queue"),
         (["buildkite", "--verdict-queue", "q-{gpus}"], "expected no braces, since the merge step has no GPUs"),
         (["engines", "nowhere"], "VLLM nowhere: expected a version"),
         (["buildkite", "--minutes-per-step", "0"], "minutes-per-step"),
@@ -561,6 +579,15 @@ def test_nights_are_kept_with_their_trend_which_changes_no_verdict(tmp_path):
     kept = sorted(old[0].parent.iterdir())
     assert len(kept) == 2 and kept[0] == old[2]
     assert (kept[1] / "run.json").exists() and not (kept[1] / "logs").exists()
+
+
+def test_a_slow_drift_is_told_on_the_page_of_the_build(tmp_path):
+    folder = stage(tmp_path, [0, 0])
+    stub = STUB.replace('echo "summary', 'touch "$run/run.json"; echo "summary')
+    (folder / "ci" / "harness.sh").write_text(stub.replace("out=", '[ "$1" != trend ] || echo "slow drift"\nout=', 1))
+    shown = {"HARNESS_HISTORY": str(folder / "nights"), "GITHUB_STEP_SUMMARY": str(folder / "shown")}
+    assert call(folder, "merge.sh", HARNESS_PROFILE="cpu", **shown)[0] == 0
+    assert (folder / "shown").read_text() == "summary of merge with 0\n```\nslow drift\n```\n"
 
 
 def test_baselines_of_all_parts_are_gathered_by_hardware(tmp_path):

@@ -63,6 +63,7 @@ def test_help_states_the_exit_codes():
             "starts no engines, so --cell, --engine-arg and --repeat would be ignored; leave them out",
         ),
         (["baseline", "record", "--from", "/nowhere", "--single", "http://x"], 64, "so --single would be ignored"),
+        (["check", str(RUNS / "pass"), "--record", ""], 64, "--record: expected a hash or the first digits of one"),
         (["probe", "measure", "/nowhere"], 64, "expected the folder of a recorded run"),
         (["run", "--scenario", "warm"], 64, "there is no such scenario"),
         (["run", "--scenario", "late-pull", "--cell", "single-*"], 64, "need a prefill engine"),

@@ -124,6 +124,8 @@ def test_key_and_prompts_do_not_go_to_a_proxy(exported, monkeypatch):
 
 
 def test_what_cannot_be_tried_tells_nothing_and_says_why(exported, monkeypatch, tmp_path):
+    code, output = run(exported, "--help")
+    assert code == 2 and "repro.py takes no arguments, found --help; see its first lines" in output
     code, output = tried(exported, prefill={"die": True})
     assert code == 2 and "RuntimeError: no such device" in output
     archive = archive_of(exported)

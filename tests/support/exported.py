@@ -49,8 +49,8 @@ def rewritten(file: Path, engines: dict[str, dict], program: str = FAKE) -> Path
     return file
 
 
-def run(file: Path) -> tuple[int, str]:
+def run(file: Path, *arguments: str) -> tuple[int, str]:
     """In an isolated interpreter, which sees neither this project nor its folder."""
-    command = [sys.executable, "-I", "-S", str(file)]
+    command = [sys.executable, "-I", "-S", str(file), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -212,6 +212,8 @@ def wait_for(role: str) -> str:
 
 def attempt() -> int:
     """Try the case until the defect shows; return the exit code."""
+    if sys.argv[1:]:
+        raise RuntimeError(f"{sys.argv[0]} takes no arguments, found {' '.join(sys.argv[1:])}; see its first lines")
     # [archive]
     if hashlib.sha256((HERE / CASE["archive"]).read_bytes()).hexdigest() != CASE["sha256"]:
         raise RuntimeError(f"expected {CASE['archive']} with SHA-256 {CASE['sha256']}, found another: it is damaged")

@@ -114,6 +114,7 @@ def test_a_finding_alone_is_one_of_the_latest_run(latest: Path):
         (("RUN", None, None, None, "cold"), "found no finding of"),
         (("RUN", "x", "pd-none", None, "cold"), "exclude each other"),
         ((None, None, "pd-none", None, "cold"), "--cell needs --prompt ID or --scenario NAME"),
+        ((None, None, "pd-none", "copy-096-19", "refill"), "leave out --prompt or --scenario"),
     ],
 )
 def test_neither_or_both_are_refused(latest: Path, given, words):
@@ -132,6 +133,22 @@ def test_repro_and_bisect_take_the_same(command):
     ends = ["--good", "0.30.0", "--bad", "0.32.0"] if command == "bisect" else []
     code, words = inside(command, *ends)
     assert code == 64 and "name what to try, [RUN_DIR] FINDING" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        (["FINDING", "--profile", "cpu"], "--profile"),
+        (["FINDING", "--prompt", "aligned", "-s", "cold"], "--prompt and --scenario"),
+        (["FINDING", "--starts", "4"], "--starts"),
+        (["--cell", "pd-none", "--prompt", "first", "--export", "x.py", "--out", "x"], "--out"),
+    ],
+)
+def test_what_repro_would_ignore_is_refused(latest: Path, given, ignored):
+    code, words = inside("repro", *given)
+    assert code == 64 and f"so {ignored} would be ignored" in words
+    if ignored == "--profile":
+        assert inside("bisect", *given, "--good", "0.30.0", "--bad", "0.32.0") == (code, words)
 
 
 def test_an_exported_case_replaces_nothing_and_makes_no_folder(tmp_path: Path):

@@ -152,10 +152,11 @@ def test_base_may_be_a_server_that_runs_already(tmp_path, monkeypatch):
     assert code == 64 and "--base http://127.0.0.1:1: expected a server" in words and "--single" not in words
     code, words = inside("ab", "--base", "http://127.0.0.1:1", "--key-variable", "NO_SUCH", "-c", "pd-none")
     assert code == 64 and "--key-variable NO_SUCH: this variable is not set" in words
-    code, words = inside("ab", "--base", "0.33.0", "--model", "mine", "-c", "pd-none")
-    assert code == 64 and "--model mine names a model of a server that runs already" in words
 
 
-def test_a_model_is_named_for_servers_alone():
-    code, words = inside("run", "--model", "mine", "-c", "single-none")
-    assert code == 64 and "--model mine names a model of servers that run already; add their addresses" in words
+@pytest.mark.parametrize("option", ["--model", "--key-variable"])
+@pytest.mark.parametrize("command", [["ab", "--base", "0.33.0"], ["run"], ["baseline", "record"]])
+def test_what_is_said_of_servers_needs_one(command, option):
+    # Without such a cell nothing starts, whatever is asked first.
+    code, words = inside(*command, option, "PATH", "-c", "no-such-cell")
+    assert code == 64 and f"{option} is for servers that run already; name them" in words

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.cli.run import ServerOptions
 from harness.commands.attach.compose import Wanted
 from harness.commands.attach.write import Attachment, attach
 from harness.engines.attached import AttachedExecutor, Server, look_at, look_at_router
@@ -20,7 +21,7 @@ from harness.profiles.load import load_profile
 from harness.profiles.model import Profile
 from harness.workload.prepare import prepare
 from tests.support.fake_attached import DRAFTER, TARGET, TOKENIZER, attached_server
-from tests.support.program import harness
+from tests.support.program import harness, run
 
 Servers = dict[str, Server]
 TELL = "start it with VLLM_SERVER_DEV_MODE=1"
@@ -279,3 +280,10 @@ def test_the_command_prints_what_it_found_and_what_comes_next(tmp_path: Path):
 def test_a_wrong_command_line_is_one_sentence(given, words):
     done = harness("attach", *given)
     assert done.code == 64 and words in done.output and "Traceback" not in done.output
+
+
+def test_an_empty_address_is_no_leave_to_start_engines():
+    """As an unset variable of a script gives it."""
+    assert ServerOptions(single="").urls == {"single": ""}
+    refused = run("attach", "--single", "")
+    assert refused == (64, "harness: --single : expected the address of a server, such as http://10.0.0.7:8000")

@@ -247,6 +247,11 @@ def test_a_setting_that_an_inherited_axis_overrides_is_refused(tmp_path):
     above = written(tmp_path)
     with pytest.raises(ProfileError, match=r"found engine\.kv_lease_s, which axis lease sets"):
         load_profile(extending(tmp_path, above, engine={"kv_lease_s": 20}))
+    for whole in ({"prefill": 1}, 16):
+        ranks = {"ranks": {"p2": {"engine": {"tensor_parallel": {"prefill": 2}}}}}
+        with pytest.raises(ProfileError, match=r"found engine\.tensor_parallel.*, which axis ranks sets"):
+            load_profile(extending(tmp_path, written(tmp_path, axes=ranks), engine={"tensor_parallel": whole}))
+    above = written(tmp_path)
     own = {"lease": {"lease20": {"engine": {"kv_lease_s": 20}}}}
     assert load_profile(extending(tmp_path, above, engine={"block_size": 64}, axes=own)).axes.keys() >= {"lease"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness.errors import UsageError
 from harness.history.engine_interfaces import RESET_PREFIX_CACHE
@@ -157,6 +159,14 @@ def test_folder_of_runs_becomes_a_page(tmp_path):
     page.require_inert()
     assert [a["data-chart"] for _, a in page.elements if "data-chart" in a] == ["trend-eagle3"]
     assert "3 runs" in printed(print_trend, trend)
+
+
+def test_verdicts_are_shown_on_a_narrow_terminal(tmp_path):
+    for i in range(2):
+        recorded(tmp_path / f"2026010{i + 1}-021700-cpu-quick-ba31", started=f"2026-01-0{i + 1}T00:00:00+00:00")
+    shown = io.StringIO()
+    print_trend(load_trend(tmp_path), Console(file=shown, width=40))
+    assert shown.getvalue().count("? UNKNOWN") == 2 and "ba31" in shown.getvalue()
 
 
 def test_wrong_answers_are_added_up_over_the_runs_of_a_version(tmp_path):

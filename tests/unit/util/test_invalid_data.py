@@ -28,6 +28,10 @@ def said(folder: Path, **keys: object) -> str:
         ({"engine": {"enforce_eager": "perhaps"}}, "engine.enforce_eager: expected true or false, found 'perhaps'"),
         ({"engine": {"device": "gpuu"}}, "expected 'cpu' or 'gpu', found 'gpuu'; did you mean gpu?"),
         ({"engine": None}, "engine: expected keys with values, found nothing"),
+        (
+            {"engine": {"tensor_parallel": 8}},
+            "engine.tensor_parallel: expected keys with values (prefill, decode), found 8",
+        ),
         ({"workload": {"per_stratum": 1.5}}, "workload.per_stratum: expected a whole number, found 1.5"),
         ({"description": ["a"]}, "description: expected text, found a list"),
         ({"engine": {"block_sise": 16}}, "engine.block_sise: unknown key; did you mean block_size?"),
