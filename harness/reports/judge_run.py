@@ -77,8 +77,9 @@ def _judged(
 ) -> Judgement:
     stages = load_stages(history)
     judgement = judge(history, baselines, stages, processes, covering(known, history))
+    itself = _itself(history, other)
     deciding = [
-        _itself(history, other),
+        itself,
         nothing_comparable(history, other, baselines),
         unread_list(history) if references.known is None else None,
     ]
@@ -91,6 +92,8 @@ def _judged(
     notices = with_deciding(judgement.notices, filter(None, deciding))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
     judgement = judgement.model_copy(update={"notices": (*judgement.notices, *others)})
+    if itself and not references.of_both:
+        judgement = judgement.model_copy(update={"verdict": worst([judgement.verdict, Verdict.UNKNOWN])})
     for doubt in filter(None, (changed_copies(history, references), _of_set_aside(history, baselines, known))):
         verdict = worst([judgement.verdict, Verdict.UNKNOWN])
         judgement = judgement.model_copy(update={"verdict": verdict, "notices": (doubt, *judgement.notices)})
