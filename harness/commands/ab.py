@@ -115,9 +115,7 @@ def record_both(profile: Profile, sides: tuple[Side, Side], out: Path, reporter:
     base, head = sides
     second = _recorded(head, folder, reporter)
     first = _recorded(base, folder, reporter)
-    comparison = compare_runs(first, second, References(against=first))._replace(
-        names=(base.name, head.name)
-    )
+    comparison = compare_runs(first, second, References(against=first))._replace(names=(base.name, head.name))
     write_atomic(folder / PAGE, render_comparison(comparison))
     return comparison, folder
 
