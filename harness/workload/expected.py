@@ -57,7 +57,7 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
     recorded = {c.cell: c for c in run.cells}
     ours = prepared.profile.model_dump(mode="json")
     for key in _SETTINGS:
-        yield from differing(*map(_without_models, (ours[key], run.asked_for.setting(key))), key)
+        yield from differing(_without_models(ours[key]), _without_models(run.asked_for.setting(key)), key)
     if prepared.rescores and not run.rescore:
         yield f"this run does not re-score outputs, as profile {source} does"
     for work in prepared.works:

@@ -48,7 +48,7 @@ def _result(result: CheckResult, most: int, covering: Covering) -> CheckResult:
     if len(result.findings) <= most:
         return result
     covered = [covering(f) for f in result.findings]
-    kinds = [(_kind_and_message(f), by) for f, by in zip(result.findings, covered, strict=True)]
+    kinds: list[Hashable] = [(_kind_and_message(f), by) for f, by in zip(result.findings, covered, strict=True)]
     if len({*kinds}) > most:
         # Too many kinds: the messages quote what differs by request.
         kinds = [(_kind(f), by) for f, by in zip(result.findings, covered, strict=True)]
