@@ -10,8 +10,8 @@ from setuptools.command.build_py import build_py
 DATA = ("prompts", "baselines", "models", "requirements", "known-defects.yaml")
 IN_CHECKOUTS = "smollm2*"
 """Models, baselines, prompts and profiles that wheels leave out: the drafters alone are twice as large as the rest."""
-FOR_PEOPLE = ("README.md", "docs.txt")
-"""Files beside the data that no command reads: what folders are for, and the lock of the documentation's site."""
+FOR_PEOPLE = ("README.md", "audit-exceptions.yaml", "docs.txt", "uv.txt")
+"""Files beside the data that no command reads: what folders are for, and what only scripts of a checkout read."""
 
 
 class BuildWithData(build_py):

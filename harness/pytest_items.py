@@ -181,6 +181,13 @@ class CheckItem(pytest.Item):
         raise VerdictError(f"UNKNOWN: expected a result of {self.name} for {where}, found none in the run")
 
     def setup(self) -> None:
+        if why := _cannot_pass(self.session):
+            raise VerdictError(f"UNKNOWN: the run as a whole cannot pass: {why}")
+        offered = _offered(self.session, self.cell, self.scenario)
+        for other in self._results():
+            # A check that crashed where no item is, or of the other tier, to which a run with tier auto may come.
+            if other.check not in offered and other.verdict not in (Verdict.PASS, Verdict.KNOWN):
+                raise VerdictError(f"{other.check}, which no item stands for, does not pass\n{_explain(other)}")
         result = self._result()
         if result.verdict in (Verdict.UNKNOWN, Verdict.SUSPECT):
             raise VerdictError(_explain(result))
@@ -219,6 +226,18 @@ def _explain(result: CheckResult) -> str:
 def _judged(session: pytest.Session) -> tuple[CellVerdict, ...]:
     """Return what the checks say of each cell and scenario."""
     return _outcome(session).summary.judgement.cells
+
+
+def _cannot_pass(session: pytest.Session) -> str:
+    """Return why the run cannot pass, whatever its cells say; empty where it can."""
+    summary = _outcome(session).summary
+    limits = any(v.exit_code for v in summary.history.limiting_verdicts)
+    return "; ".join(summary.judgement.notices[:1]) or "see its report" if limits else ""
+
+
+def _offered(session: pytest.Session, cell: str, scenario: str) -> set[str]:
+    """Return the names of the checks of which there are items for a cell in a scenario, selected or not."""
+    return _possible(cell, scenario, session.config.stash[_PREPARED].profile.part(CellName.of(cell).variant))
 
 
 def _outcome(session: pytest.Session) -> Outcome:

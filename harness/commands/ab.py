@@ -18,6 +18,7 @@ from harness.engines.environment import engines_for
 from harness.engines.flags import EngineFlags
 from harness.errors import EngineStartError, UsageError
 from harness.history.verdict import Verdict, worst
+from harness.judging.findings import Finding, how_many
 from harness.judging.references import References
 from harness.profiles.cells import CellName, make_plan
 from harness.profiles.model import Profile
@@ -145,26 +146,43 @@ def cause(run: RunSummary) -> str:
 def conclusion(comparison: Comparison) -> tuple[Verdict, str]:
     """Return the verdict on the second side, and why, in one sentence.
 
-    It is that of the worst finding that the first side does not have; UNKNOWN if there is none, but a side has a cell
-    that could not be judged.
+    It is that of the worst finding that the first side does not have; UNKNOWN if there is none, but something of a side
+    could not be judged: what both have must not hide that.
     """
-    base, head = (
-        {f.id: f for f in run.judgement.findings if f.verdict not in (Verdict.KNOWN, Verdict.UNKNOWN)}
-        for run in comparison.runs
-    )
-    new = [finding for name, finding in head.items() if name not in base]
-    unknown = {
-        name: cells
-        for name, run in zip(comparison.names, comparison.runs, strict=True)
-        if (cells := [c for c, verdict in run.judgement.by_cell().items() if verdict is Verdict.UNKNOWN])
-    }
+    base, head = (_counted(run) for run in comparison.runs)
+    new = [finding for finding in _that_fail(comparison.runs[1]) if head[finding.id] > base[finding.id]]
     if new:
         first = new[0]
         return worst([f.verdict for f in new]), (
             f"head has {counted(len(new), 'finding')} that base does not have, first {first.id}: {first.message}"
         )
-    if unknown:
-        causes = dict(zip(comparison.names, map(cause, comparison.runs), strict=True))
-        whose = "; ".join(f"{', '.join(cells[:6])} of {name}: {causes[name]}" for name, cells in unknown.items())
-        return Verdict.UNKNOWN, f"no other difference, but not all could be judged: {whose}"
+    sides = zip(comparison.names, comparison.runs, strict=True)
+    if unknown := [words for name, run in sides if (words := _unjudged(name, run))]:
+        return Verdict.UNKNOWN, f"no other difference, but not all could be judged: {'; '.join(unknown)}"
     return Verdict.PASS, "head has no finding that base does not have, judged by the single engines of base"
+
+
+def _that_fail(run: RunSummary) -> list[Finding]:
+    return [f for f in run.judgement.findings if f.verdict not in (Verdict.KNOWN, Verdict.UNKNOWN)]
+
+
+def _counted(run: RunSummary) -> Counter[str]:
+    """Count a run's findings by id: a check may find several things in one place."""
+    found: Counter[str] = Counter()
+    for finding in _that_fail(run):
+        found[finding.id] += how_many([finding])
+    return found
+
+
+def _unjudged(name: str, run: RunSummary) -> str:
+    """Return what of a side could not be judged, whatever else was found there, and why; empty if all could."""
+    cells = dict.fromkeys(
+        c.cell
+        for c in run.judgement.cells
+        if any(Verdict.UNKNOWN in (r.verdict, *(f.verdict for f in r.findings)) for r in c.results)
+    )
+    if cells:
+        return f"{', '.join([*cells][:6])} of {name}: {cause(run)}"
+    if Verdict.UNKNOWN in (run.verdict, *run.history.limiting_verdicts):
+        return f"{name} as a whole: {next(iter(run.judgement.notices), 'no cell was judged')}"
+    return ""

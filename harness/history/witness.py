@@ -215,6 +215,8 @@ class KVWitness:
         self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
         self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
         """By group of engines: layers whose caches could not be read, with the reason."""
+        self.layers: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
+        """By group of engines and role: the layers that it notes, or could not read; whether each is a drafter's."""
         self.drafting: set[str] = set()
         """Groups of engines of which one notes what drafts were sampled from."""
         self.errors: dict[str, list[str]] = defaultdict(list)
@@ -231,7 +233,9 @@ class KVWitness:
             if "error" in row:
                 self.errors[engines].append(str(row["error"]))
             elif "witness" in row:
-                self._headers[path] = validated(_Header, row, path)
+                self._headers[path] = header = validated(_Header, row, path)
+                known = [*(g.layers for g in header.groups), *(g.layers for g in header.states)]
+                self.layers[engines, role] |= {name: drafter for layers in known for name, drafter, _ in layers}
                 self.unseen[engines] |= self._headers[path].unseen
                 self.drafting |= {engines} if self._headers[path].drafts else set()
             elif path not in self._headers:
@@ -252,9 +256,14 @@ class KVWitness:
 
     def noted(self, request: str, role: str, moment: Moment) -> list[Noted]:
         """Return what the engine of a role noted of a request at a moment, in order: several of one that was preempted.
-        Raises DataError for damaged notes."""
+        One that a rank of the engine did not note, whose heads are nobody else's, counts as none. Raises DataError for
+        damaged notes."""
+        places = self._places.get((request, _side(role), moment), ())
+        ranks = max((self._headers[place.path].ranks for place in places), default=1)
+        if moment != "drafts" and len({place.rank for place in places}) < ranks:
+            return []
         by_rank: dict[int, list[Noted]] = defaultdict(list)
-        for place in self._places.get((request, _side(role), moment), ()):
+        for place in places:
             by_rank[place.rank].append(self._at(place))
         return [_whole(parts) for parts in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=False)]
 

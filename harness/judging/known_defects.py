@@ -9,13 +9,14 @@ versions are those of the run, so that judging it again later gives the same ans
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 
 from harness.errors import DataError
 from harness.history.folder import History
 from harness.history.records import Form, Leg, Observation, in_words
 from harness.history.verdict import Verdict, worst
+from harness.judging.checks.aggregation import Covering
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, how_many
 from harness.judging.notices import with_deciding
 from harness.observed.cell import ObservedCell
@@ -33,16 +34,10 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
     if known is None or not known.entries or judgement.mutants:
         # What a mutant breaks must not be excused as a known defect.
         return judgement
-    version = history.run.versions.get("vllm")
-    device = "gpu" if history.run.asked_for.engine.on_gpu else "cpu"
     valid: list[Entry] = []
     notices: list[str] = []
     deciding: list[str] = []
-    for entry in known.entries:
-        narrowed = _with_its_runner(entry.defect, history)
-        if narrowed is None or not narrowed.covers_run(version, device):
-            continue
-        entry = entry._replace(defect=narrowed)
+    for entry in _of_run(known, history):
         if _day(history.run.started) > entry.defect.expires:
             again = any(_fits(entry.defect, f, history) for f in judgement.findings)
             what = (
@@ -62,6 +57,22 @@ def apply_known(judgement: Judgement, known: KnownDefects | None, history: Histo
     verdict = worst([*(c.verdict for c in cells), *history.limiting_verdicts])
     said = with_deciding([*judgement.notices, *notices], deciding)
     return judgement.model_copy(update={"cells": cells, "verdict": verdict, "notices": said})
+
+
+def covering(known: KnownDefects | None, history: History) -> Covering:
+    """Return what tells by which entries a finding of a run may be covered."""
+    defects = [entry.defect for entry in _of_run(known, history)] if known is not None else []
+    return lambda finding: tuple(d.id for d in defects if _fits(d, finding, history))
+
+
+def _of_run(known: KnownDefects, history: History) -> Iterator[Entry]:
+    """Yield the entries for the vLLM, device and model runners of a run."""
+    version = history.run.versions.get("vllm")
+    device = "gpu" if history.run.asked_for.engine.on_gpu else "cpu"
+    for entry in known.entries:
+        narrowed = _with_its_runner(entry.defect, history)
+        if narrowed is not None and narrowed.covers_run(version, device):
+            yield entry._replace(defect=narrowed)
 
 
 def expected_anyway(judgement: Judgement, known: KnownDefects | None, history: History) -> dict[str, str]:

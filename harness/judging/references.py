@@ -34,6 +34,8 @@ class References(NamedTuple):
     known: Path | None = None
     against: Path | None = None
     """Another recorded run whose single cells serve as the reference."""
+    of_both: bool = False
+    """Whether two runs are judged by it and compared, of which it may be one."""
     record: str | None = None
     """The beginning of the hash that the record must have."""
     expect: str | None = None

@@ -86,6 +86,22 @@ def _bounds(cell: CellView) -> Bounds:
     return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest measured rounding")
 
 
+def beyond_rounding(cell: CellView) -> str:
+    """Return that what was measured is more than rounding moves numbers of a type, so that bounds which follow from it
+    would excuse damage; "" where it is not, or the profile sets the bound. The plain engine that shows how it rounds
+    may be the one that is wrong."""
+    seen = rounding_of(cell).largest(*get_args(WayName)) if cell.judging.logprob_nats is None else None
+    most = Judging().near_tie_assumed(cell.settings.dtype)
+    if seen is None or seen <= most:
+        return ""
+    return (
+        f"expected the plain engine to find the same tokens as probable when they are computed another way, but for "
+        f"rounding, by {most:g} nats of {cell.settings.dtype} at most, found {seen:.3g}: the bound that follows, "
+        f"{_room(seen):.3g} nats, would excuse damage; record baselines on this machine (`harness baseline record`), "
+        "or set judging.logprob_nats"
+    )
+
+
 def _room(seen: float) -> float:
     """Return the bound that follows from the largest difference that was seen, in nats."""
     return max(RESOLUTION_NATS, MULTIPLE * seen)

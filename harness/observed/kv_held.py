@@ -45,6 +45,21 @@ class KVHeld:
         return self._witness.unseen.get(self._cell.record.group, {})
 
     @property
+    def layers(self) -> dict[str, dict[str, bool]]:
+        """By role of the engines, the layers that they note, and whether each is a drafter's."""
+        return {role: of for (group, role), of in self._witness.layers.items() if group == self._cell.record.group}
+
+    def layers_of(self, cell: str) -> dict[str, bool]:
+        """Return the layers that any engine of another cell notes."""
+        record = self._cell.history.cell(cell)
+        return {
+            name: drafter
+            for (group, _), of in self._witness.layers.items()
+            if record is not None and group == record.group
+            for name, drafter in of.items()
+        }
+
+    @property
     def drafting(self) -> bool:
         """Whether the engines note what drafts are sampled from."""
         return self._cell.record.group in self._witness.drafting
@@ -60,8 +75,9 @@ class KVHeld:
         return max((step.position + 1 for step in self.drafts(o)), default=0)
 
     def had(self, o: Observation, role: str) -> Noted | None:
-        """Return what the engine of a role held of a prompt when the request had ended; None if it was not noted."""
-        return next(iter(self._noted(o, role, "end")), None)
+        """Return what the engine of a role held of a prompt when the request had ended; None if it was not noted, or
+        the note says nothing."""
+        return next((noted for noted in self._noted(o, role, "end") if noted.groups or noted.states), None)
 
     def answer(self, o: Observation, role: str) -> Noted | None:
         """Return what the engine of a role held behind the cells that a prompt fills; None if it was not noted."""

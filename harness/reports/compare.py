@@ -119,7 +119,8 @@ class Comparison(NamedTuple):
 def compare_runs(first: Path, second: Path, references: References = PROFILE_OWN) -> Comparison:
     """Compare two recorded runs, each judged by its own profile or both by the same references. Raises UsageError when
     they share no cell."""
-    runs = (assess(load_history(first), references), assess(load_history(second), references))
+    of_both = references._replace(of_both=True)
+    runs = (assess(load_history(first), of_both), assess(load_history(second), of_both))
     mine = [list(r.cells) for r in runs]
     names = list(dict.fromkeys([*mine[0], *mine[1]]))
     if not set(mine[0]) & set(mine[1]):

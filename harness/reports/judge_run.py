@@ -18,7 +18,7 @@ from harness.history.superseded import set_aside
 from harness.history.verdict import Verdict, worst
 from harness.judging.checks.registry import judge
 from harness.judging.findings import Judgement
-from harness.judging.known_defects import apply_known, expected_anyway
+from harness.judging.known_defects import apply_known, covering, expected_anyway
 from harness.judging.notices import with_deciding
 from harness.judging.references import (
     PROFILE_OWN,
@@ -76,9 +76,10 @@ def _judged(
     processes: int = 1,
 ) -> Judgement:
     stages = load_stages(history)
-    judgement = judge(history, baselines, stages, processes)
+    judgement = judge(history, baselines, stages, processes, covering(known, history))
+    itself = _itself(history, other)
     deciding = [
-        _itself(history, other),
+        itself,
         nothing_comparable(history, other, baselines),
         unread_list(history) if references.known is None else None,
     ]
@@ -91,6 +92,8 @@ def _judged(
     notices = with_deciding(judgement.notices, filter(None, deciding))
     judgement = apply_known(judgement.model_copy(update={"notices": notices}), known, history)
     judgement = judgement.model_copy(update={"notices": (*judgement.notices, *others)})
+    if itself and not references.of_both:
+        judgement = judgement.model_copy(update={"verdict": worst([judgement.verdict, Verdict.UNKNOWN])})
     for doubt in filter(None, (changed_copies(history, references), _of_set_aside(history, baselines, known))):
         verdict = worst([judgement.verdict, Verdict.UNKNOWN])
         judgement = judgement.model_copy(update={"verdict": verdict, "notices": (doubt, *judgement.notices)})
@@ -120,7 +123,7 @@ def _of_set_aside(history: History, baselines: Mapping[str, Lookup], known: Know
         found = [
             finding
             for then in set_aside(history)
-            for finding in apply_known(judge(then, baselines), known, then).findings
+            for finding in apply_known(judge(then, baselines, covering=covering(known, then)), known, then).findings
             if finding.known is None and finding.verdict.fails
         ]
     except DataError as error:

@@ -298,7 +298,7 @@ def describe(history: History, judgement: Judgement, causes: Sequence[Cause], mo
         where = f"{counted(count, 'finding')} in {counted(cells, 'cell')}, {asked_in_words(history)}"
         return f"Only expected failures ({', '.join(known)}): {where}.{_limits(history, judgement)}"
     if not bad:
-        most = 1 if judgement.notices and judgement.notices[0].startswith(NOT_WHOLE) else None
+        most = 1 if judgement.notices and judgement.notices[0].startswith((NOT_WHOLE, SAME_RECORD)) else None
         return f"{'; '.join(judgement.notices[:most]) or 'no cell was judged'}."
     unknown = judgement.verdict is Verdict.UNKNOWN
     what = f"{len(bad)} of {counted(cells, 'cell')} {_fate(len(bad), unknown)}"

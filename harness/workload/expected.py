@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.history.plan import rows_of
 from harness.history.records import COLD, COUNTED, CellRecord, PlannedRequest, RunRecord
+from harness.profiles.axes import MODEL_KEYS
 from harness.profiles.cells import CellName, all_cells
 from harness.util.differences import differing
 from harness.workload.prepare import Prepared, prepare
 from harness.workload.rows import planned_rows
 
-_SETTINGS = ("engine", "judging", "scenarios", "axes")
+_SETTINGS = ("engine", "judging", "scenarios", "axes", "witness", "methods")
 """Keys of a profile that change what a request or a verdict means; the plan covers what is sent."""
 
 
@@ -55,7 +57,7 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
     recorded = {c.cell: c for c in run.cells}
     ours = prepared.profile.model_dump(mode="json")
     for key in _SETTINGS:
-        yield from differing(ours[key], run.asked_for.setting(key), key)
+        yield from differing(_without_models(ours[key]), _without_models(run.asked_for.setting(key)), key)
     if prepared.rescores and not run.rescore:
         yield f"this run does not re-score outputs, as profile {source} does"
     for work in prepared.works:
@@ -67,6 +69,13 @@ def _lacking(run: RunRecord, prepared: Prepared, source: str) -> Iterator[str]:
             yield f"{work.cell.id}: expected {work.cell.method.draft_tokens} drafts a step, found {cell.draft_tokens}"
         elif problem := _short(run, cell, rows):
             yield f"{work.cell.id}: expected the plan of profile {source}, found {problem}"
+
+
+def _without_models(value: Any) -> Any:
+    """Return the methods of a profile without the folders of their models, which other machines have elsewhere."""
+    if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
+        return value
+    return [{k: v for k, v in of.items() if k not in MODEL_KEYS} for of in value]
 
 
 def _short(run: RunRecord, cell: CellRecord, rows: tuple[PlannedRequest, ...]) -> str | None:

@@ -481,6 +481,40 @@ def refilled() -> History:
     return with_run(answering(made, (*made.observations, *more)), profile=raw, cells=cells)
 
 
+# --- arguments under test ---------------------------------------------------------------------------------------------
+
+FLAG = "--engine-arg=--my-flag"
+
+
+def test_a_merged_run_says_what_was_under_test(tmp_path, folders):
+    """Otherwise its baselines would pass for those of engines without."""
+    for folder in folders:
+        edited(folder, lambda raw: raw.update(engine_flags=[FLAG]))
+    merged = merge(folders, tmp_path / "merged")
+    assert merged.run.engine_flags == (FLAG,)
+    assert any(FLAG in notice for notice in judged(merged).notices)
+
+
+def test_parts_with_and_without_an_argument_under_test_are_no_parts_of_one_run(tmp_path, folders):
+    edited(folders[1], lambda raw: raw.update(engine_flags=[FLAG]))
+    refused("engine_flags.all: expected .*, found .*my-flag", folders, tmp_path / "merged")
+
+
+def test_parts_may_lack_arguments_of_engines_that_they_do_not_have(tmp_path):
+    """Only pairs have a P, and an argument for it is refused without one."""
+    made = night()
+    of_p = "--engine-arg=prefill:--my-flag"
+    groups = (("single-none", "single-eagle3", "single-mtp"), ("pd-eagle3", "pd-mtp"))
+    parts = [part_of(made, cells, f"part-{n}", engine_flags=(of_p,) * n) for n, cells in enumerate(groups)]
+    merged = merge([write(p, tmp_path / p.run.run_id) for p in parts], tmp_path / "merged")
+    assert merged.run.engine_flags == (of_p,)
+    others = [
+        part_of(made, (cell,), cell, engine_flags=flags) for cell, flags in (("pd-eagle3", ()), ("pd-mtp", (of_p,)))
+    ]
+    folders = [write(p, tmp_path / p.run.run_id) for p in others]
+    refused("engine_flags.prefill: expected .*, found .*my-flag", folders, tmp_path / "refused")
+
+
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 

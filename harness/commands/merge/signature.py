@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from harness.history.records import RunRecord
+from harness.history.records import LegRole, RunRecord
 from harness.profiles.axes import PATH_KEYS
 from harness.profiles.cells import CellName
 from harness.profiles.model_reference import TARGET, TOKENIZER, on_p_role
@@ -14,6 +14,7 @@ from harness.profiles.recorded_profile import RecordedProfile
 from harness.util.differences import differing
 
 _SHOWN = 3
+_ALL_ENGINES = "all"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -39,6 +40,8 @@ class Signature(NamedTuple):
     mutants: tuple[str, ...]
     commit: dict[str, str]
     """Commit of the harness; empty where it is not known."""
+    engine_flags: dict[str, tuple[str, ...]]
+    """Options that added to engines: those for all, and those for each role that an engine has."""
 
     def joined(self, later: Signature) -> Signature:
         """Return this signature with the entries that only a later part has."""
@@ -47,10 +50,11 @@ class Signature(NamedTuple):
             prompts=later.prompts | self.prompts,
             identities=later.identities | self.identities,
             commit=later.commit | self.commit,
+            engine_flags=later.engine_flags | self.engine_flags,
         )
 
 
-_KNOWN_IN_PART = ("models", "prompts", "identities", "commit")
+_KNOWN_IN_PART = ("models", "prompts", "identities", "commit", "engine_flags")
 """Fields of a signature of which a part has only the entries of its own cells, or none."""
 
 
@@ -69,7 +73,21 @@ def signature_of(run: RunRecord) -> Signature:
         gpus=tuple(sorted(set(map(str, gpus)))) if on_gpu and isinstance(gpus, list) else (),
         mutants=run.mutants,
         commit={"harness": run.git_commit} if run.git_commit else {},
+        engine_flags=_flags_in(run),
     )
+
+
+def _flags_in(run: RunRecord) -> dict[str, tuple[str, ...]]:
+    """Return the options that added to engines by role: an option for a role is refused where no engine has it."""
+    roles = dict.fromkeys(e.role for e in run.engines)
+    return {role: tuple(o for o in run.engine_flags if _role_of(o) == role) for role in (_ALL_ENGINES, *roles)}
+
+
+def _role_of(option: str) -> str:
+    """Return the role of the engines that an option adds to."""
+    name, _, text = option.partition("=")
+    prefix = "prefill" if name == "--prefill-python" else text.partition(":")[0]
+    return prefix if prefix in get_args(LegRole) else _ALL_ENGINES
 
 
 def _prompts_in(run: RunRecord) -> dict[str, str]:

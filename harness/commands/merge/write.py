@@ -97,6 +97,7 @@ def _record(
             for key in dict.fromkeys(k for r in runs for k in r.seconds)
         },
         mutants=first.mutants,
+        engine_flags=tuple(dict.fromkeys(flag for r in runs for flag in r.engine_flags)),
         rescore=any(r.rescore for r in runs),
         rounding=any(r.rounding for r in runs),
         lacking={k: v for r in runs for k, v in r.lacking.items()},

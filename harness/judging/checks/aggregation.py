@@ -2,7 +2,8 @@
 
 All findings are judged, located and counted first. Then, of findings that differ only in their request, the first few
 are kept, and the first of those carries the number left out. Everything that verdicts, known defects and reports
-depend on distinguishes findings here, so their results do not change.
+depend on distinguishes findings here, so their results do not change. What known defects look at, the answer itself
+among it, is asked of them (``Covering``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 from harness.judging.findings import CellVerdict, CheckResult, Finding
+
+Covering = Callable[[Finding], Hashable]
+"""Tells by which known defects a finding may be covered."""
+
+
+def by_none(_: Finding) -> Hashable:
+    """Stands for no list of known defects."""
+    return ()
+
 
 _ALL = 20_000
 """Approximate limit of listed findings per check, over all cells and scenarios."""
@@ -29,27 +39,25 @@ def most_listed(views: int) -> int:
     return max(_FEWEST, min(_MOST, _ALL // max(views, 1)))
 
 
-def listed(cell: CellVerdict, most: int) -> CellVerdict:
+def listed(cell: CellVerdict, most: int, covering: Covering = by_none) -> CellVerdict:
     """Return the verdict with at most ``most`` findings of each check, but at least one of each kind."""
-    return cell.model_copy(update={"results": tuple(_result(r, most) for r in cell.results)})
+    return cell.model_copy(update={"results": tuple(_result(r, most, covering) for r in cell.results)})
 
 
-def _result(result: CheckResult, most: int) -> CheckResult:
+def _result(result: CheckResult, most: int, covering: Covering) -> CheckResult:
     if len(result.findings) <= most:
         return result
-    kind_of: Callable[[Finding], Hashable] = _kind_and_message
-    kinds = {kind_of(f) for f in result.findings}
-    if len(kinds) > most:
+    covered = [covering(f) for f in result.findings]
+    kinds: list[Hashable] = [(_kind_and_message(f), by) for f, by in zip(result.findings, covered, strict=True)]
+    if len({*kinds}) > most:
         # Too many kinds: the messages quote what differs by request.
-        kind_of = _kind
-        kinds = {kind_of(f) for f in result.findings}
+        kinds = [(_kind(f), by) for f, by in zip(result.findings, covered, strict=True)]
     # Reserve room for the first finding of each kind.
-    room = most - len(kinds)
+    room = most - len({*kinds})
     kept: list[Finding] = []
     place: dict[Hashable, int] = {}
     left: Counter[Hashable] = Counter()
-    for finding in result.findings:
-        kind = kind_of(finding)
+    for finding, kind in zip(result.findings, kinds, strict=True):
         if kind not in place:
             place[kind] = len(kept)
         elif room > 0:

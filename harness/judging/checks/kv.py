@@ -82,6 +82,9 @@ def _target_reference(cell: CellView) -> str:
     return cell.name.reference if cell.selected(cell.name.reference) else cell.name.single
 
 
+_NOTHING = KVComparison(0, (), (), 1)
+
+
 class _Compared(NamedTuple):
     """What a check has compared so far, over all layers."""
 
@@ -224,6 +227,9 @@ def _answered(
     ours, ids = cell.kv_held.answer(o, role), o.output
     for drafter, reference in references.items():
         if ours is None or reference.answer is None:
+            if reference.answer is not None and not drafter and len(ids) > 1:
+                words = f"expected a note of the {role} engine's KV of its answer, found none"
+                yield _NOTHING, cell.untested(COMPUTED, words, o)
             continue
         # The KV of a token stands at its place; that of the last one is not computed.
         same = len(o.sent_ids) + common_prefix(ids, reference.output_ids)
@@ -320,3 +326,26 @@ def _unseen(cell: CellView, check: str) -> Iterator[Finding]:
         yield cell.untested(check, f"the KV of layer {layer} was not seen: {why}")
     for error in dict.fromkeys(cell.kv_held.errors):
         yield cell.untested(check, f"the engines could not note what their KV caches hold: {error}")
+    for words in _left_out(cell):
+        yield cell.untested(check, words)
+
+
+def _left_out(cell: CellView) -> Iterator[str]:
+    """Yield which layers an engine neither notes nor names as unseen, though others that it is compared with have them,
+    or its method says that it has a drafter's: only layers that both have are compared."""
+    held = cell.kv_held
+    own, unseen = held.layers, held.unseen
+    every = {k: v for of in (*own.values(), held.layers_of(_target_reference(cell))) for k, v in of.items()}
+    target = [name for name, drafter in every.items() if not drafter]
+    for role, layers in own.items():
+        if lost := [name for name in target if name not in layers and name not in unseen]:
+            yield f"expected the {role} engine to note the KV of layer {lost[0]}, as others do, found none of it"
+        if _drafts_by_layers(cell, role) and not any(layers.values()) and not unseen:
+            yield f"expected the {role} engine to note the KV of its drafter's layers, found none"
+
+
+def _drafts_by_layers(cell: CellView, role: str) -> bool:
+    """Return whether an engine has a drafter with attention of its own: P may have no drafter."""
+    method = cell.profile.method(cell.method)
+    without = role != "decode" and role != "single" and method.get("prefill_num_speculative_tokens") == 0
+    return cell.speculative and cell.traits.own_layers and not without

@@ -31,7 +31,7 @@ from harness.judging.checks import (
     traces,
     transfer,
 )
-from harness.judging.checks.aggregation import listed, most_listed
+from harness.judging.checks.aggregation import Covering, by_none, listed, most_listed
 from harness.judging.checks.asked_again import AnswerId, AskedAgain, Judged
 from harness.judging.checks.attached import without_blame
 from harness.judging.checks.hypothesis_tests import asked, registered, run_tests
@@ -272,7 +272,11 @@ def evidence_for(history: History, baselines: Mapping[str, Lookup]) -> Evidence:
 
 
 def judge_cells(
-    evidence: Evidence, stages: Stages = ONE_STAGE, cells: Collection[str] | None = None, processes: int = 1
+    evidence: Evidence,
+    stages: Stages = ONE_STAGE,
+    cells: Collection[str] | None = None,
+    processes: int = 1,
+    covering: Covering = by_none,
 ) -> tuple[CellVerdict, ...]:
     """Judge all cells of a run, or with ``cells`` only those, in every scenario."""
     every = list(evidence.places())
@@ -283,7 +287,7 @@ def judge_cells(
         tests = run_registered_tests(evidence, stages, cells, shared_out)
 
         def judged(place: CellScenario) -> CellVerdict:
-            verdict = listed(judge_cell(evidence.view(*place), tests), most)
+            verdict = listed(judge_cell(evidence.view(*place), tests), most, covering)
             cycles.done()
             return verdict
 
@@ -291,12 +295,17 @@ def judge_cells(
 
 
 def judge(
-    history: History, baselines: Mapping[str, Lookup], stages: Stages = ONE_STAGE, processes: int = 1
+    history: History,
+    baselines: Mapping[str, Lookup],
+    stages: Stages = ONE_STAGE,
+    processes: int = 1,
+    covering: Covering = by_none,
 ) -> Judgement:
     """Judge a recorded run, and what was recorded after it, from the arguments alone: with several ``processes``, too,
-    it is the same judgement. Raises DataError for damaged lines of one that was loaded ``unread``."""
+    it is the same judgement. Findings that known defects tell apart (``covering``) are listed apart. Raises DataError
+    for damaged lines of one that was loaded ``unread``."""
     evidence = evidence_for(history, baselines)
-    cells = judge_cells(evidence, stages, processes=processes)
+    cells = judge_cells(evidence, stages, processes=processes, covering=covering)
     # A check that met them is UNKNOWN, as one that crashes.
     history.require_valid()
     verdict = worst([worst(c.verdict for c in cells), *history.limiting_verdicts])

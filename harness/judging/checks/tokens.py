@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.history.records import Leg, Observation, Sibling
-from harness.history.token_ids import Divergence, compare
+from harness.history.token_ids import Divergence, common_prefix, compare
 from harness.judging.decision import DIFFERS, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import OfEngine, TokenDifference
@@ -271,6 +271,9 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             continue
         judged += 1
         wanted = row.output_ids[: o.most_tokens]
+        if output == wanted != _known(o, wanted):
+            findings.append(_wrong_as_recorded(cell, name, o, output))
+            continue
         reference = _final(references.get(o.key))
         at = parting(cell, o, wanted, reference, row, recorded=True)
         if at is None or at.near_tie:
@@ -278,6 +281,21 @@ def tokens_baseline(cell: CellView) -> CheckResult:
             continue
         findings.append(_not_as_recorded(cell, name, o, output, reference, wanted, at))
     return conclude(name, cell.id, judged, findings, note=_tie_note(ties))
+
+
+def _known(o: Observation, otherwise: Ids) -> Ids:
+    """Return the only right answer to a request, as far as it was asked for; ``otherwise`` where there is none."""
+    return o.known_answer[: o.most_tokens] if o.known_answer is not None else otherwise
+
+
+def _wrong_as_recorded(cell: CellView, name: str, o: Observation, output: Ids) -> Finding:
+    """Return the finding on tokens that the reference has, too, and that are wrong: another run may be wrong, where
+    stored baselines were held against the known answers."""
+    known = _known(o, output)
+    at = Divergence(common_prefix(output, known), None, near_tie=False)
+    verdict, _ = decide(Facts(change="differ", against="known answer"))
+    message = f"{in_words(at, output, known, 'the known answer')}; the reference is wrong, too"
+    return cell.finding(name, verdict, "known-answer", message, o, difference(at, output, known))
 
 
 def _not_as_recorded(
@@ -297,10 +315,10 @@ def _not_as_recorded(
     same = cell.is_plain or (reference is not None and reference.output_ids == output)
     # In a scenario two cells may share the same damage, so only cold prompts can show a drift.
     together = cell.cold and same
-    known = o.known_answer[: o.most_tokens] if o.known_answer is not None else None
+    known = _known(o, output)
     damage, remark = _damage(cell, o, at, output, wanted), ""
     facts = Facts(change="differ", against=cell.against(cell.name.plain), together=together)
-    if together and known is not None and output != known:
+    if together and output != known:
         facts, damage = facts._replace(against="known answer"), "known-answer"
         remark = "; the single engine of this run gives them, too, but they are not the known answer to this prompt"
     elif together and facts.against == "other engines":

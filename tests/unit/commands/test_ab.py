@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.commands.ab import Side, conclusion, record_both, with_references
 from harness.errors import EngineStartError, UsageError
-from harness.history.folder import load_history
+from harness.history.folder import load_history, write_run
 from harness.history.verdict import Verdict
 from harness.judging.references import References
 from harness.reports.across_runs import print_comparison, render_comparison
@@ -47,6 +47,49 @@ def test_only_what_head_alone_does_is_its_own(tmp_path, base, head, verdict, wor
     first, second = (recorded(tmp_path / name, made) for name, made in (("a", base), ("b", head)))
     found, why = conclusion(compare_runs(first, second, References(against=first)))
     assert (found, words in why) == (verdict, True), why
+
+
+def test_what_both_do_wrong_hides_nothing_that_is_missing(tmp_path):
+    wrong = broken("pd-none", 40)
+    lost = [
+        o.model_copy(update={"error": "the connection was reset", "legs": ()})
+        if (o.cell, len(o.sent_ids)) == ("pd-none", 65)
+        else o
+        for o in wrong
+    ]
+    first, second = (recorded(tmp_path / name, made) for name, made in (("a", wrong), ("b", lost)))
+    verdict, why = conclusion(compare_runs(first, second, References(against=first)))
+    assert verdict is Verdict.UNKNOWN and "pd-none of second: the exchange broke: the connection was reset" in why, why
+
+
+@pytest.mark.parametrize("change", [{"interrupted": True}, {"finished": None}, {"mutants": ("M1",)}])
+def test_a_head_that_cannot_pass_does_not_pass_here(tmp_path, change):
+    first = recorded(tmp_path / "a", flawless())
+    found = load_history(recorded(tmp_path / "b", flawless()))
+    write_run(found.folder, found.run.model_copy(update=change))
+    verdict, why = conclusion(compare_runs(first, found.folder, References(against=first)))
+    assert verdict is Verdict.UNKNOWN and "second as a whole: " in why, why
+
+
+def test_more_of_the_same_in_one_place_is_head_s_own(tmp_path):
+    """Each engine of a pair may keep blocks, and nothing but the words tells which one did."""
+
+    def keeping(folder, *roles):
+        made = load_history(recorded(folder, flawless()))
+        cells = tuple(
+            c.model_copy(update={"emptied_s": {**(c.emptied_s or {}), **dict.fromkeys(roles)}})
+            if c.cell == "pd-none"
+            else c
+            for c in made.run.cells
+        )
+        write_run(folder, made.run.model_copy(update={"cells": cells}))
+        return folder
+
+    first, second = keeping(tmp_path / "a", "prefill"), keeping(tmp_path / "b", "prefill", "decode")
+    verdict, why = conclusion(compare_runs(first, second, References(against=first)))
+    assert verdict is Verdict.REGRESSION and "pd-none/pool-returned" in why, why
+    same = compare_runs(first, keeping(tmp_path / "c", "prefill"), References(against=first))
+    assert conclusion(same)[0] is Verdict.PASS
 
 
 def unasked(folder: Path, reason: str) -> Path:

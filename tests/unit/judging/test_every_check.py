@@ -12,13 +12,17 @@ import pytest
 
 from harness import pytest_items
 from harness.history.folder import load_history
+from harness.history.verdict import Verdict
 from harness.judging import checks
-from harness.judging.checks.registry import CHECKS, GATES, NORMAL_CHECKS, Check, evidence_for, judge_cell
+from harness.judging.checks.registry import CHECKS, GATES, NORMAL_CHECKS, Check, check_names, evidence_for, judge_cell
+from harness.judging.findings import CheckResult
 from harness.pytest_items import CellCollector, CheckItem, ProfileFile, VerdictError, _possible
+from harness.reports.judge_run import Outcome, assess
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import ROOT
 
 REGISTERED: dict[str, Check] = {check.name: check for check in (*CHECKS, *NORMAL_CHECKS)}
+CANNOT_PASS = pytest_items._cannot_pass
 ATTACKED = ROOT / "tests" / "golden" / "attacked"
 """A run in all states of the profile ``cpu``."""
 
@@ -84,7 +88,35 @@ def plain(monkeypatch):
     evidence = evidence_for(load_history(ATTACKED), {})
     judged = judge_cell(next(v for v in evidence.views() if v.id == "single-none"))
     monkeypatch.setattr(pytest_items, "_judged", lambda session: (judged,))
+    monkeypatch.setattr(pytest_items, "_cannot_pass", lambda session: "")
+    monkeypatch.setattr(pytest_items, "_offered", lambda *_: {*check_names("auto")})
     return judged
+
+
+def test_what_no_item_stands_for_passes_nowhere(request, plain, monkeypatch):
+    """A run with tier auto may come to the normal tier, whose tests have no items then."""
+    for check, verdict in (("survival", Verdict.REGRESSION), ("location", Verdict.UNKNOWN)):
+        result = CheckResult(check=check, cell="single-none", verdict=verdict, judged=0, note="as told")
+        judged = plain.model_copy(update={"results": (*plain.results, result)})
+        monkeypatch.setattr(pytest_items, "_judged", lambda session, judged=judged: (judged,))
+        for name in ("complete", "prefill-token"):
+            with pytest.raises(VerdictError, match=f"{check}, which no item stands for, does not pass\n{verdict}"):
+                item(request, name, "single-none").setup()
+
+
+def test_no_item_passes_of_a_run_that_cannot(request, plain, monkeypatch):
+    monkeypatch.setattr(pytest_items, "_cannot_pass", CANNOT_PASS)
+    history = load_history(ATTACKED)
+    stopped = history.model_copy(update={"run": history.run.model_copy(update={"interrupted": True})})
+    for made, words in ((history, ""), (stopped, "the run was interrupted before its end")):
+        summary = assess(made)
+        monkeypatch.setattr(pytest_items, "_outcome", lambda session, s=summary: Outcome(ATTACKED, s))
+        assert words in pytest_items._cannot_pass(request.session)
+        if not words:
+            item(request, "transfer", "single-none").setup()
+            continue
+        with pytest.raises(VerdictError, match=f"UNKNOWN: the run as a whole cannot pass: {words}"):
+            item(request, "transfer", "single-none").setup()
 
 
 def test_an_item_whose_check_does_not_apply_is_skipped(request, plain):

@@ -11,6 +11,8 @@ from harness.history.records import Leg, Observation, Speculation, Streamed
 from harness.history.verdict import Verdict
 from harness.judging.checks import drafting, responses, tokens, transfer
 from harness.judging.checks.registry import check_names, judge
+from harness.judging.references import References
+from harness.reports.judge_run import assess
 from harness.util.paths import REPOSITORY
 from tests.golden.oracle import RUNS
 from tests.support.builders import (
@@ -20,6 +22,7 @@ from tests.support.builders import (
     flawless,
     garbled,
     history,
+    identity,
     lookups,
     observation,
     speculation,
@@ -28,6 +31,7 @@ from tests.support.builders import (
     with_cells,
     with_prefill,
     with_profile,
+    written_run,
 )
 from tests.support.normal_tier import baselines, night
 
@@ -282,6 +286,18 @@ def test_engines_that_are_all_equally_wrong_are_wrong_by_the_known_answer():
         assert cell.verdict is Verdict.REGRESSION and cell.diagnosis.damage == "known-answer"
         assert "wrong by the known answer" in cell.diagnosis.text
         assert "the engine changed" not in cell.diagnosis.text
+
+
+def test_a_reference_that_is_as_wrong_makes_nothing_right(tmp_path):
+    """Another run of the same engines has the same wrong tokens: those of ``--against`` are not looked at before."""
+    made = [garbled(knowing(o)) if len(o.sent_ids) == 40 else knowing(o) for o in flawless()]
+    identities = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "dflash", "mtp")}
+    one, other = (written_run(tmp_path / n, history(made), run_id=n, identities=identities) for n in ("one", "other"))
+    judgement = assess(load_history(one), References(against=other)).judgement
+    assert {c.verdict for c in judgement.cells} == {Verdict.REGRESSION}
+    found = [f for f in judgement.findings if f.check == "tokens-baseline"]
+    assert {f.prompt_id for f in found} == {"p40"} and {f.damage for f in found} == {"known-answer"}
+    assert all("the known answer has" in f.message and "the reference is wrong, too" in f.message for f in found)
 
 
 def test_wrong_pd_alone_keeps_its_class():

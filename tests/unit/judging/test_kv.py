@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from harness.engines.witness import kv_harness_witness as plugin
@@ -39,10 +42,12 @@ class Run:
         self.answers = 0
         self.silent: set[str] = set()
         self.latent = False
+        self.given: list[Observation] = []
 
     def view(self, cell: str = "pd-eagle3", hits: float = 0.0):
         answers = [observation(name, _TOKENS) for name in ("pd-eagle3", "single-eagle3", "single-none")]
         answers[0] = change_final(answers[0], counters={**answers[0].final.counters, "prefix_hits": hits})
+        self.given = answers
         requests = {o.cell: o.legs[-1].request_id for o in answers}
         for role, of, held, moments in (
             ("prefill", "pd-eagle3", self.prefill, ("end",)),
@@ -255,6 +260,75 @@ def test_an_error_of_the_plugin_and_a_layer_that_it_cannot_read_are_unknown(run:
         stream.write('{"error":"OSError: no space"}\n')
     found = kv.kv_handed_over(cell)
     assert found.verdict is Verdict.UNKNOWN and "OSError: no space" in found.findings[0].message
+
+
+def _rewritten(run: Run, notes: str, change) -> None:
+    """Change each line of notes that were taken."""
+    path = run.folder / "witness" / f"{notes}.1.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _of_two_ranks(row: dict) -> None:
+    row.update({"ranks": 2} if "witness" in row else {})
+
+
+def _of_nothing(row: dict) -> None:
+    row.update({"groups": []} if row.get("moment") == "end" else {})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(_of_two_ranks, "expected a note of the prefill engine's KV"), (_of_nothing, "expected a note of the prefill")],
+)
+def test_notes_of_a_part_of_the_heads_or_of_nothing_are_none(run: Run, change, words: str):
+    """What is left would be compared, and pass for all of it."""
+    run.view()
+    _rewritten(run, "pd-eagle3.prefill", change)
+    cell = run.again(run.given)
+    found = kv.kv_computed(cell)
+    assert found.verdict is Verdict.UNKNOWN and any(words in f.message for f in found.findings), found.findings
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([0, 2], "expected the decode engine to note the KV of layer model.layers.1.attn, as others do, found none"),
+        ([0, 1], "expected the decode engine to note the KV of its drafter's layers, found none"),
+    ],
+)
+def test_a_layer_that_one_engine_does_not_note_is_unknown(run: Run, kept: list[int], words: str):
+    """Only layers that both have are compared."""
+    run.view()
+
+    def without(row: dict) -> None:
+        for group in row["groups"]:
+            if "witness" in row:
+                group.update({key: [group[key][n] for n in kept] for key in ("layers", "firsts")})
+            elif group["digests"]:
+                for key, dtype in (("digests", "<u8"), ("sketches", "<f2")):
+                    of_layers = np.frombuffer(base64.b64decode(group[key]), dtype).reshape(3, -1)
+                    group[key] = base64.b64encode(of_layers[kept].tobytes()).decode()
+
+    _rewritten(run, "pd-eagle3.decode", without)
+    cell = run.again(run.given)
+    for check in (kv.kv_computed, kv.kv_handed_over):
+        found = check(cell)
+        assert found.verdict is Verdict.UNKNOWN and any(words in f.message for f in found.findings), found.findings
+
+
+def test_an_answer_of_which_no_kv_was_noted_is_unknown(run: Run):
+    run.answers = 40
+    cell = run.view()
+    assert kv.kv_computed(cell).verdict is Verdict.PASS
+    path = run.folder / "witness" / "pd-eagle3.decode.1.jsonl"
+    lines = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line).get("moment") != "answer"]
+    path.write_text("".join(lines))
+    found = kv.kv_computed(run.again(run.given))
+    assert found.verdict is Verdict.UNKNOWN, found.findings
+    assert "expected a note of the decode engine's KV of its answer, found none" in found.findings[0].message
 
 
 def test_the_checks_apply_where_the_profile_asks_for_notes(run: Run):

@@ -14,9 +14,9 @@ from harness.history.verdict import Verdict, worst
 from harness.judging.checks import aggregation as module
 from harness.judging.checks.aggregation import listed, most_listed
 from harness.judging.checks.registry import judge
-from harness.judging.figures import NO_EVIDENCE
+from harness.judging.figures import TokenDifference
 from harness.judging.findings import CellVerdict, CheckResult, Finding, Judgement, conclude, how_many
-from harness.judging.known_defects import apply_known
+from harness.judging.known_defects import apply_known, covering
 from harness.profiles.known_defects import Entry, KnownDefect, KnownDefects
 from harness.reports.causes import causes_of
 from harness.reports.junit import render_junit
@@ -33,6 +33,12 @@ def defect(**changes: object) -> KnownDefect:
     return KnownDefect.model_validate(known_entry(**changes))
 
 
+def other_tokens(position: int) -> TokenDifference:
+    """Other tokens from the first, the second or the last one of three on."""
+    tokens = {"found": (1,), "expected": (2,), "differing_tokens": 1, "output_tokens": 3}
+    return TokenDifference(position=position, reference_gap_nats=None, window_start=0, **tokens)
+
+
 _findings = st.builds(
     lambda number, verdict, damage, stratum, changed: finding(
         CELL,
@@ -41,7 +47,7 @@ _findings = st.builds(
         damage=damage,
         message=f"finding {number}",
         stratum=stratum,
-        evidence=evidence_of_test(changed) if stratum is None else NO_EVIDENCE,
+        evidence=evidence_of_test(changed) if stratum is None else other_tokens(number % 3),
     ),
     st.integers(0, 99),
     st.sampled_from([Verdict.REGRESSION, Verdict.UNKNOWN, Verdict.DRIFT, Verdict.IMPROVED]),
@@ -50,14 +56,21 @@ _findings = st.builds(
     st.lists(st.sampled_from(["aligned@0", "short@1", "all"]), max_size=2),
 )
 _defects = st.builds(
-    lambda number, classes, strata, cells, at_most: defect(
-        id=f"defect-{number}", classes=classes, cells=[cells], strata=strata, scenarios=["cold"], at_most=at_most
+    lambda number, classes, strata, cells, at_most, narrow: defect(
+        id=f"defect-{number}",
+        classes=classes,
+        cells=[cells],
+        strata=strata,
+        scenarios=["cold"],
+        at_most=at_most,
+        **narrow,
     ),
     st.integers(0, 3),
     st.sets(st.sampled_from(["target-kv", "drafter-kv"]), min_size=1),
     st.sets(st.sampled_from(["*", "aligned", "short", "all"]), min_size=1),
     st.sampled_from(["*", CELL, "single-*"]),
     st.integers(1, 80),
+    st.sampled_from([{}, {"runs_on": True}, {"prompts": ["p1*"]}, {"parameters": ["n"]}]),
 )
 
 
@@ -74,8 +87,9 @@ def of(findings: list[Finding]) -> CellVerdict:
 @given(st.lists(_findings, min_size=1, max_size=60), st.lists(_defects, max_size=3), st.integers(1, 12))
 def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(findings, defects, most):
     whole = of(findings)
-    some = listed(whole, most)
     known = KnownDefects(Path("known-defects.yaml"), tuple({d.id: Entry(d, 1, 2) for d in defects}.values()))
+    covered = covering(known, RUN)
+    some = listed(whole, most, covered)
     before, after = (apply_known(judged(c), known, RUN) for c in (whole, some))
     assert after.verdict == before.verdict and after.cells[0].verdict == before.cells[0].verdict
     assert after.notices == before.notices
@@ -88,7 +102,7 @@ def test_no_verdict_count_or_known_defect_depends_on_how_many_are_listed(finding
         for f in judgement.findings:
             counter[f.known, f.verdict, f.damage, f.stratum] += 1 + f.others
     assert per_known[0] == per_known[1]
-    kinds = len({(f.verdict, f.damage, f.stratum, str(f.evidence)) for f in findings})
+    kinds = len({(f.verdict, f.damage, f.stratum, f.changed, covered(f)) for f in findings})
     assert len(some.results[0].findings) <= max(most, kinds)
     assert some.results[0].found == len(findings)
     assert ("not listed" in some.results[0].note) == (len(some.results[0].findings) < len(findings))
@@ -105,6 +119,19 @@ def test_a_single_uncovered_finding_at_the_end_still_fails_the_run():
     assert judgement.verdict is Verdict.REGRESSION
     assert how_many(judgement.findings) == 501 and len(judgement.findings) == 5
     assert worst(f.verdict for f in judgement.findings) is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("narrow", [{"runs_on": True}, {"prompts": ["p[01]??"]}])
+def test_what_a_known_defect_does_not_cover_is_not_counted_with_what_it_covers(narrow):
+    """However alike their messages are."""
+    covered_by_it = [aligned(n, "output token 2 is 1", evidence=other_tokens(2)) for n in range(100, 200)]
+    others = [aligned(n, "output token 0 is 1", evidence=other_tokens(0)) for n in range(200, 220)]
+    one = defect(cells=["*"], at_most=500, **narrow)
+    known = KnownDefects(Path("known-defects.yaml"), (Entry(one, 1, 2),))
+    some = listed(of([*covered_by_it, *others]), 5, covering(known, RUN))
+    judgement = apply_known(judged(some), known, RUN)
+    assert judgement.verdict is Verdict.REGRESSION and len(judgement.findings) == 5
+    assert how_many(f for f in judgement.findings if f.known) == len(covered_by_it)
 
 
 def aligned(number: int, message: str = "other tokens", **changes: object) -> Finding:

@@ -156,6 +156,14 @@ def test_run_of_fewer_requests_does_not_pass_for_its_profile():
     ]
     turned = {**run.profile, "scenarios": scenarios[::-1]}
     assert "scenarios: expected the order" in lacking(run.model_copy(update={"profile": turned}), "cpu-quick")[0]
+    # What nobody looked at, and drafts that P does not make.
+    unseen = {**run.profile, "witness": "off"}
+    assert "witness: expected 'kv', found 'off'" in lacking(run.model_copy(update={"profile": unseen}), "cpu-quick")
+    methods = [{**m, "prefill_num_speculative_tokens": 1} if m["kind"] == "mtp" else m for m in run.profile["methods"]]
+    other = {**run.profile, "methods": methods}
+    assert "methods.mtp.prefill_num_speculative_tokens: expected none, found 1" in lacking(
+        run.model_copy(update={"profile": other}), "cpu-quick"
+    )
 
 
 def test_a_run_without_the_whole_plan_says_so_once_and_first():

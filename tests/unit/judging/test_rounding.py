@@ -15,7 +15,7 @@ from harness.judging.checks.logprobs import logprobs_single
 from harness.judging.checks.registry import evidence_for, judge
 from harness.judging.near_ties import near_tie_nats
 from harness.judging.rounding import OTHERWISE_NATS, RESOLUTION_NATS, bounds, records_log_probs
-from tests.support.builders import change_final, history, lookups, observation, view
+from tests.support.builders import change_final, history, lookups, observation, rescoring, view
 
 LENGTHS = [40, 48]
 
@@ -75,6 +75,24 @@ def test_without_a_measurement_the_plain_engine_of_the_run_gives_one():
     again = moved(o, 5e-6).model_copy(update={"scenario": RESCORE, "instance": ASIDE["again"]})
     shown = history([observation("pd-none", 40), o, again], cells=["pd-none", "single-none"])
     assert bounds(view(shown, "pd-none", lookups(LENGTHS))).alone == pytest.approx(MULTIPLE * 5e-6)
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(0.01, Verdict.PASS), (0.4, Verdict.UNKNOWN)])
+def test_a_plain_engine_that_is_wrong_does_not_widen_the_bounds_that_it_is_judged_by(nats, verdict):
+    """Its answers are less probable when they are read afresh. On a machine that recorded no baseline, that was taken
+    for rounding, however much it was."""
+    o = observation("single-none", 40)
+    read = tuple(v + nats for v in o.final.chosen_logprobs)
+    score = change_final(rescoring("p40", o.sent_ids, o.final.output_ids), rescored_logprobs=read)
+    made = history([observation("pd-none", 40), o, score], cells=["pd-none", "single-none"])
+    run = made.run.model_copy(update={"rescore": True})
+    shown = without_bounds(made.model_copy(update={"run": run}))
+    judged = {r.check: r for c in judge(shown, lookups(LENGTHS)).cells if c.cell == "pd-none" for r in c.results}
+    for check in ("rescored", "logprobs-single", "logprobs-baseline"):
+        assert judged[check].verdict is verdict, judged[check]
+        assert any("would excuse damage" in f.message for f in judged[check].findings) == (verdict is Verdict.UNKNOWN)
+    given = judge(without_bounds(shown, logprob_nats=1.0), lookups(LENGTHS))
+    assert given.result("pd-none", "logprobs-single").verdict is Verdict.PASS
 
 
 def test_a_profile_may_set_the_bound():

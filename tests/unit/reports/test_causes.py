@@ -14,6 +14,7 @@ from harness.judging.findings import Judgement
 from harness.judging.references import References
 from harness.reports.html import render_html
 from harness.reports.judge_run import assess, write_reports
+from harness.reports.junit import render_junit
 from harness.reports.markdown import render_markdown
 from harness.reports.summary import RunSummary, asked_in_words, summarise_run
 from harness.reports.terminal import print_summary
@@ -21,8 +22,10 @@ from harness.util.files import write_json
 from tests.golden.oracle import BASELINES, RUNS
 from tests.support.builders import (
     LENGTHS,
+    flawless,
     garbled,
     history,
+    identity,
     lookups,
     observation,
     rescoring,
@@ -30,6 +33,7 @@ from tests.support.builders import (
     with_cells,
     with_profile,
     with_run,
+    written_run,
 )
 from tests.support.normal_tier import baselines, night, worse
 from tests.support.pages import printed
@@ -113,6 +117,23 @@ def test_a_run_that_is_compared_with_itself_says_so():
     assert any("nothing can differ" in n for n in summary.judgement.notices)
     other = assess(load_history(RUNS / "pass"), References(against=RUNS / "plan-rows"))
     assert "compared with itself" not in " ".join((other.sentence, *other.judgement.notices))
+
+
+def test_a_run_that_is_compared_with_itself_does_not_pass(tmp_path):
+    """Nor where it lacks nothing; but two that are compared are both judged by the first."""
+    identities = {m: identity(m).model_dump(mode="json") for m in ("none", "eagle3", "dflash", "mtp")}
+    made = [
+        written_run(tmp_path / name, history(flawless()), run_id=name, identities=identities) for name in ("one", "two")
+    ]
+    itself = assess(load_history(made[0]), References(against=made[0]))
+    assert itself.verdict is Verdict.UNKNOWN and itself.exit_code == 2
+    assert itself.sentence.startswith("the run was compared with itself (--against), so nothing can differ")
+    assert 'type="UNKNOWN"' in render_junit(itself)
+    for run, references in (
+        (made[1], References(against=made[0])),
+        (made[0], References(against=made[0], of_both=True)),
+    ):
+        assert assess(load_history(run), references).verdict is Verdict.PASS
 
 
 def test_the_run_that_another_one_is_compared_with_is_named_among_what_it_is_judged_from():
