@@ -198,8 +198,8 @@ def _instant(text: str) -> datetime:
 
 
 def unused(folder: Path, identities: Iterable[Identity], across: Collection[str] = ()) -> list[str]:
-    """Return a sentence for each stored baseline that cannot be compared with any of the identities. Those of other
-    hardware are for other machines, and not named."""
+    """Return a sentence for each stored baseline of one of the methods that cannot be compared with any of the
+    identities. Those of other hardware are for other machines, and not named."""
     known = list(identities)
     out = []
     for path in stored(folder):
@@ -211,9 +211,7 @@ def unused(folder: Path, identities: Iterable[Identity], across: Collection[str]
             continue
         theirs = header.identity
         mine = [i for i in known if i.method == theirs.method]
-        if not mine:
-            out.append(f"baseline {path.name} is unused: no cell of the profile uses {theirs.method}")
-        elif all(differing(i, theirs, across) for i in mine):
+        if mine and all(differing(i, theirs, across) for i in mine):
             fields = differing(mine[0], theirs, across)
             if "hardware" not in fields:
                 out.append(f"baseline {path.name} is unused: it differs in {', '.join(fields)} from every cell")

@@ -20,7 +20,7 @@ from harness.history.identity import identity_of
 from harness.judging.power import lookups_now
 from harness.profiles.availability import reason_for
 from harness.profiles.cells import CellName, all_cells
-from harness.profiles.load import load_profile, require_here
+from harness.profiles.load import load_profile, read_profile, require_here, shipped_profile_names
 from harness.profiles.methods import Method
 from harness.scheduling.gpus import gpus
 from harness.util.signals import ignored
@@ -201,4 +201,17 @@ def overview(source: str, folder: Path | None) -> tuple[list[tuple[str, Header]]
         for m in part.methods
         if reason_for(part, m.kind) is None
     ]
-    return rows, unused(where, known)
+    foreign = [(name, of.identity.method) for name, of in rows if of.identity.method not in {i.method for i in known}]
+    others = _shipped_methods(where) if foreign else set()
+    needless = [
+        f"baseline {name} is unused: no cell of profile {source} uses {method}"
+        for name, method in foreign
+        if method not in others
+    ]
+    return rows, [*unused(where, known), *needless]
+
+
+def _shipped_methods(folder: Path) -> set[str]:
+    """Return the methods of the shipped profiles whose baselines lie in a folder: several may share it."""
+    profiles = (part for name in shipped_profile_names() for part in read_profile(name).written_parts)
+    return {m.kind for part in profiles if part.baselines == folder for m in part.methods}
