@@ -346,6 +346,6 @@ def _left_out(cell: CellView) -> Iterator[str]:
 
 def _drafts_by_layers(cell: CellView, role: str) -> bool:
     """Return whether an engine has a drafter with attention of its own: P may have no drafter."""
-    method = cell.profile.method(cell.method)
+    method = cell.profile.method(cell.name.method)
     without = role != "decode" and role != "single" and method.get("prefill_num_speculative_tokens") == 0
     return cell.speculative and cell.traits.own_layers and not without
