@@ -16,7 +16,7 @@ from harness import redact
 from harness.errors import UsageError
 from harness.history.records import LegRole
 from harness.profiles.cells import Role
-from harness.profiles.engine_args import for_p, setting_of
+from harness.profiles.engine_args import SETTINGS, for_p, setting_of
 from harness.profiles.engine_config import OnPrefill
 from harness.util.strict import Strict
 
@@ -65,7 +65,7 @@ class EngineFlags(Strict):
         settings = {_DEVICES, *map(setting_of, argv)}
         for text in self.argv(role):
             # vLLM takes --NAME.KEY for a key of an argument that is a mapping.
-            name = text.partition("=")[0].partition(".")[0].replace("_", "-")
+            name = _in_full(text.partition("=")[0].partition(".")[0].replace("_", "-"), argv)
             setting = setting_of(name)
             if setting is not None and setting in settings:
                 own = for_p(setting, OnPrefill.model_fields) if role == "prefill" else None
@@ -98,6 +98,13 @@ class EngineFlags(Strict):
                     f"{flag.role}:{redact.words([flag.text])[0]}: the chosen cells have no {flag.role} engine, only "
                     f"{' and '.join(sorted(roles))}; D answers the single cells of a pair's method"
                 )
+
+
+def _in_full(name: str, argv: Sequence[str]) -> str:
+    """Return the argument that the harness sets and of which a name is the beginning: vLLM's parser takes it for that.
+    Return the name itself if there is none."""
+    known = [*argv, *SETTINGS, *(a.replace("--", "--no-", 1) for a in SETTINGS)]
+    return name if name in known else next((a for a in known if a.startswith(name)), name)
 
 
 NO_FLAGS = EngineFlags()
