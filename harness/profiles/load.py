@@ -223,6 +223,11 @@ def _with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     above = _profile_path(parent, folder, f"profile {path}: extends: ")
     inherited = _with_parents(above, (*children, path.resolve()))
     _check_not_overridden(path, raw, inherited)
+    if "name" not in raw and not children:
+        raise ProfileError(
+            f"profile {path}: expected a name, found none: reports and trends would take it for profile "
+            f"{inherited.get('name')}, which it extends; add one (name: {path.stem})"
+        )
     whole = merged(inherited, raw)
     if changes:
         whole["scenarios"] = _changed_scenarios(path, whole.get("scenarios") or [], **changes)

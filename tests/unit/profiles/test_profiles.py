@@ -62,6 +62,13 @@ def test_more_scenarios_replace_those_with_their_ids_and_follow_the_others(tmp_p
     assert [s.id for s in mine if s not in cpu] == ["recovery", "mine"]
 
 
+def test_a_profile_that_extends_another_has_a_name_of_its_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: cpu\n")
+    with pytest.raises(ProfileError, match=r"expected a name, found none: .* for profile cpu, .* \(name: mine\)"):
+        load_profile(str(path))
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
