@@ -132,6 +132,13 @@ def require_same_flags(recorded: Sequence[str], given: EngineFlags, run: str) ->
         )
 
 
+def role_of(option: str) -> str | None:
+    """Return the role of the engines that an option of ``EngineFlags.options`` adds to; None if it adds to all."""
+    name, _, text = option.partition("=")
+    prefixed = _PREFIX.fullmatch(text)
+    return "prefill" if name == "--prefill-python" else prefixed[1] if prefixed else None
+
+
 def _shown(options: Sequence[str]) -> str:
     return shlex.join(options) if options else "none of --engine-arg, --engine-env and --prefill-python"
 

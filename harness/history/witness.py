@@ -215,8 +215,8 @@ class KVWitness:
         self._places: dict[tuple[str, str, Moment], list[_Place]] = defaultdict(list)
         self.unseen: dict[str, dict[str, str]] = defaultdict(dict)
         """By group of engines: layers whose caches could not be read, with the reason."""
-        self.layers: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
-        """By group of engines and role: the layers that it notes, or could not read; whether each is a drafter's."""
+        self.layers: dict[str, dict[str, dict[str, bool]]] = defaultdict(dict)
+        """By group of engines, then role: the layers that it notes, or could not read; whether each is a drafter's."""
         self.drafting: set[str] = set()
         """Groups of engines of which one notes what drafts were sampled from."""
         self.errors: dict[str, list[str]] = defaultdict(list)
@@ -235,9 +235,10 @@ class KVWitness:
             elif "witness" in row:
                 self._headers[path] = header = validated(_Header, row, path)
                 known = [*(g.layers for g in header.groups), *(g.layers for g in header.states)]
-                self.layers[engines, role] |= {name: drafter for layers in known for name, drafter, _ in layers}
-                self.unseen[engines] |= self._headers[path].unseen
-                self.drafting |= {engines} if self._headers[path].drafts else set()
+                of_role = self.layers[engines].setdefault(role, {})
+                of_role |= {name: drafter for layers in known for name, drafter, _ in layers}
+                self.unseen[engines] |= header.unseen
+                self.drafting |= {engines} if header.drafts else set()
             elif path not in self._headers:
                 raise DataError(f"{path}: expected the layers of the engine in the first line, found a request")
             else:

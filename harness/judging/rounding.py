@@ -46,6 +46,8 @@ class Bounds(NamedTuple):
     """Against the baseline."""
     source: str
     """Where they come from."""
+    doubt: str = ""
+    """Why nothing can be judged by them; empty if it can."""
 
 
 def rounding_of(cell: CellView) -> Rounding:
@@ -83,22 +85,21 @@ def _bounds(cell: CellView) -> Bounds:
         alone = max(alone, OTHERWISE_NATS)
     beside = alone if "crowd" in found.ways else max(alone, OTHERWISE_NATS)
     recorded = beside if same else max(beside, OTHERWISE_NATS)
-    return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest measured rounding")
+    doubt = _beyond_rounding(seen, cell.settings.dtype)
+    return Bounds(alone, beside, recorded, f"{MULTIPLE} times the largest measured rounding", doubt)
 
 
-def beyond_rounding(cell: CellView) -> str:
+def _beyond_rounding(seen: float, dtype: str) -> str:
     """Return that what was measured is more than rounding moves numbers of a type, so that bounds which follow from it
-    would excuse damage; "" where it is not, or the profile sets the bound. The plain engine that shows how it rounds
-    may be the one that is wrong."""
-    seen = rounding_of(cell).largest(*get_args(WayName)) if cell.judging.logprob_nats is None else None
-    most = Judging().near_tie_assumed(cell.settings.dtype)
-    if seen is None or seen <= most:
+    would excuse damage; "" where it is not. The plain engine that shows how it rounds may be the one that is wrong."""
+    most = Judging().near_tie_assumed(dtype)
+    if seen <= most:
         return ""
     return (
         f"expected the plain engine to find the same tokens as probable when they are computed another way, but for "
-        f"rounding, by {most:g} nats of {cell.settings.dtype} at most, found {seen:.3g}: the bound that follows, "
-        f"{_room(seen):.3g} nats, would excuse damage; record baselines on this machine (`harness baseline record`), "
-        "or set judging.logprob_nats"
+        f"rounding, by {most:g} nats of {dtype} at most, found {seen:.3g}: the bound that follows, {_room(seen):.3g} "
+        "nats, would excuse damage; record baselines on this machine (`harness baseline record`), or set "
+        "judging.logprob_nats"
     )
 
 

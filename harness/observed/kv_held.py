@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from harness.history.records import RESCORE, Observation
@@ -44,20 +44,10 @@ class KVHeld:
         """Layers whose caches could not be read, with the reason."""
         return self._witness.unseen.get(self._cell.record.group, {})
 
-    @property
-    def layers(self) -> dict[str, dict[str, bool]]:
-        """By role of the engines, the layers that they note, and whether each is a drafter's."""
-        return {role: of for (group, role), of in self._witness.layers.items() if group == self._cell.record.group}
-
-    def layers_of(self, cell: str) -> dict[str, bool]:
-        """Return the layers that any engine of another cell notes."""
+    def layers_of(self, cell: str) -> Mapping[str, Mapping[str, bool]]:
+        """Return, by role of a cell's engines, the layers that they note, and whether each is a drafter's."""
         record = self._cell.history.cell(cell)
-        return {
-            name: drafter
-            for (group, _), of in self._witness.layers.items()
-            if record is not None and group == record.group
-            for name, drafter in of.items()
-        }
+        return {} if record is None else self._witness.layers.get(record.group, {})
 
     @property
     def drafting(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from harness.history.records import LegRole, RunRecord
+from harness.engines.flags import role_of
+from harness.history.records import RunRecord
 from harness.profiles.axes import PATH_KEYS
 from harness.profiles.cells import CellName
 from harness.profiles.model_reference import TARGET, TOKENIZER, on_p_role
@@ -79,15 +80,9 @@ def signature_of(run: RunRecord) -> Signature:
 
 def _flags_in(run: RunRecord) -> dict[str, tuple[str, ...]]:
     """Return the options that added to engines by role: an option for a role is refused where no engine has it."""
-    roles = dict.fromkeys(e.role for e in run.engines)
-    return {role: tuple(o for o in run.engine_flags if _role_of(o) == role) for role in (_ALL_ENGINES, *roles)}
-
-
-def _role_of(option: str) -> str:
-    """Return the role of the engines that an option adds to."""
-    name, _, text = option.partition("=")
-    prefix = "prefill" if name == "--prefill-python" else text.partition(":")[0]
-    return prefix if prefix in get_args(LegRole) else _ALL_ENGINES
+    by_role = {option: role_of(option) or _ALL_ENGINES for option in run.engine_flags}
+    roles = dict.fromkeys((_ALL_ENGINES, *(e.role for e in run.engines)))
+    return {role: tuple(o for o in run.engine_flags if by_role[o] == role) for role in roles}
 
 
 def _prompts_in(run: RunRecord) -> dict[str, str]:

@@ -334,8 +334,8 @@ def _left_out(cell: CellView) -> Iterator[str]:
     """Yield which layers an engine neither notes nor names as unseen, though others that it is compared with have them,
     or its method says that it has a drafter's: only layers that both have are compared."""
     held = cell.kv_held
-    own, unseen = held.layers, held.unseen
-    every = {k: v for of in (*own.values(), held.layers_of(_target_reference(cell))) for k, v in of.items()}
+    own, reference, unseen = held.layers_of(cell.id), held.layers_of(_target_reference(cell)), held.unseen
+    every = {k: v for of in (*own.values(), *reference.values()) for k, v in of.items()}
     target = [name for name, drafter in every.items() if not drafter]
     for role, layers in own.items():
         if lost := [name for name in target if name not in layers and name not in unseen]:

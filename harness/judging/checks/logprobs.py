@@ -19,7 +19,7 @@ from harness.judging.decision import DIFFERS, Facts, decide
 from harness.judging.evidence import CellView
 from harness.judging.figures import LogprobDifference, OfEngine
 from harness.judging.findings import CheckResult, DamageClass, Finding, conclude
-from harness.judging.rounding import allowed, beyond_rounding, bounds
+from harness.judging.rounding import allowed, bounds
 from harness.profiles.scenarios import SAMPLED
 
 _RECORDED_NATS = 5e-4
@@ -94,7 +94,7 @@ def logprobs_single(cell: CellView) -> CheckResult:
             elif words := _other_tables(ours, other.leg, bound):
                 message = f"expected the log-probs of {against}, found {words}"
                 findings.append(cell.finding(name, DIFFERS, "sampler", message, o, OfEngine(role=ours.role)))
-    findings += [cell.untested(name, words)] if (words := beyond_rounding(cell)) else []
+    findings += [cell.untested(name, words)] if (words := bounds(cell).doubt) else []
     return conclude(name, cell.id, judged, findings)
 
 
@@ -202,7 +202,7 @@ def logprobs_baseline(cell: CellView) -> CheckResult:
         moved = _moved_from_row(leg, row, o.most_tokens, bound)
         if moved is not None:
             findings.append(_changed(cell, name, o, leg, moved, plain))
-    findings += [cell.untested(name, words)] if (words := beyond_rounding(cell)) else []
+    findings += [cell.untested(name, words)] if (words := bounds(cell).doubt) else []
     notes = [
         f"{count} by the {what} only, which is all that their baseline has"
         for count, what in ((smallest, "smallest distance"), (by_distance, "distances"))

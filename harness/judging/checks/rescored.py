@@ -15,7 +15,7 @@ from harness.judging.evidence import CellView
 from harness.judging.figures import WrongWhenRescored
 from harness.judging.findings import CheckResult, Finding, conclude
 from harness.judging.near_ties import near_tie_nats
-from harness.judging.rounding import allowed, beyond_rounding
+from harness.judging.rounding import allowed, bounds
 from harness.stats.paired import Matrix
 
 NAME = "rescored"
@@ -80,7 +80,7 @@ def rescored(cell: CellView) -> CheckResult:
             message = "expected log-probs of this output as it was said and as it was read, found none, unlike others"
             findings.append(cell.untested(NAME, message, o))
     findings += no_rank(cell, NAME, known)
-    findings += [cell.untested(NAME, words)] if (words := beyond_rounding(cell)) else []
+    findings += [cell.untested(NAME, words)] if (words := bounds(cell).doubt) else []
     ties = sum(0 < gap <= bound for output in scored if any(output) for gap in output)
     return conclude(NAME, cell.id, len(scored), findings, note=f"{ties} near ties, benign" if ties else "")
 
